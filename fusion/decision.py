@@ -1,0 +1,151 @@
+"""Decision: all alternatives of a region with their times or reasons, and the rule that picks one."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .problem import Problem
+from .program import EpilogueProgram
+from .reasons import Reason, Refusal
+
+
+class Backend(str, enum.Enum):
+    """Who computes an alternative, in the words of `config.max_autotune_gemm_backends`."""
+
+    ATEN = "ATEN"
+    TRITON = "TRITON"
+    NVGEMM = "NVGEMM"
+    OTHER = "OTHER"
+
+
+class Status(str, enum.Enum):
+    """Where the time of an alternative comes from. A modelled time is never shown as a measured one."""
+
+    MEASURED = "measured"
+    MODELLED = "modelled"
+    PRUNED = "pruned"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A time in microseconds: the median of the rounds, and half their interquartile range as the spread."""
+
+    us: float
+    spread: float = 0.0
+
+    @classmethod
+    def of(cls, rounds: Sequence[float]) -> Timing:
+        """From the times of the single rounds. Raises ValueError when there is none."""
+        if not rounds:
+            raise ValueError("a timing needs at least one round")
+        if len(rounds) < 4:
+            return cls(statistics.median(rounds), (max(rounds) - min(rounds)) / 2)
+        lower, middle, upper = statistics.quantiles(rounds, n=4)
+        return cls(middle, (upper - lower) / 2)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One complete way to compute a region.
+
+    candidate: the kernel configuration, readable. fused and separate: which nodes run inside the GEMM's kernel and
+    which in kernels of their own. timing and status: what it costs; `refusal` says why it failed, was pruned or
+    was not chosen. compile_s: seconds to compile the GEMM's kernel, 0 when it came from a cache.
+    """
+
+    backend: Backend
+    candidate: str
+    fused: tuple[str, ...] = ()
+    separate: tuple[str, ...] = ()
+    timing: Timing | None = None
+    status: Status = Status.MEASURED
+    refusal: Refusal | None = None
+    compile_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the log."""
+        return {
+            "backend": self.backend.value,
+            "candidate": self.candidate,
+            "fused": list(self.fused),
+            "separate": list(self.separate),
+            "compile_s": round(self.compile_s, 3),
+            "us": None if self.timing is None else round(self.timing.us, 3),
+            "spread": None if self.timing is None else round(self.timing.spread, 3),
+            "status": self.status.value,
+            "reason": None if self.refusal is None else self.refusal.reason.value,
+            "detail": "" if self.refusal is None else self.refusal.detail,
+        }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for one GEMM.
+
+    `chosen` is an index into `alternatives`, or None when stock Inductor was left to choose by itself (then
+    `refusals` says why). `program` is the epilogue of the largest region, or of the GEMM alone.
+    """
+
+    graph: str
+    gemm: str
+    problem: Problem | None
+    program: EpilogueProgram | None
+    alternatives: tuple[Alternative, ...]
+    chosen: int | None
+    refusals: tuple[Refusal, ...] = ()
+    source: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def choice(self) -> Alternative | None:
+        """The chosen alternative."""
+        return None if self.chosen is None else self.alternatives[self.chosen]
+
+    @property
+    def fused(self) -> bool:
+        """True when a CuTe DSL kernel with an epilogue was chosen."""
+        return self.choice is not None and self.choice.backend is Backend.NVGEMM and bool(self.choice.fused)
+
+    @property
+    def best_unfused(self) -> Alternative | None:
+        """The fastest alternative that fuses nothing."""
+        timed = [a for a in self.alternatives if a.timing is not None and not a.fused]
+        return min(timed, key=lambda a: a.timing.us, default=None)
+
+
+def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tuple[Alternative, ...], int | None]:
+    """The alternatives with a reason at each loser, and the index of the winner (None when nothing has a time).
+
+    The fastest wins, except that an NVGEMM alternative must beat the fastest of the others by more than the larger
+    of the two spreads: a tie goes to stock. `force` (a debugging aid) picks the NVGEMM alternative that fuses
+    most, whatever it costs.
+    """
+    timed = [i for i, a in enumerate(alternatives) if a.timing is not None and a.status is not Status.FAILED]
+    if not timed:
+        return tuple(alternatives), None
+    stock = [i for i in timed if alternatives[i].backend is not Backend.NVGEMM]
+    ours = [i for i in timed if alternatives[i].backend is Backend.NVGEMM]
+    winner = min(timed, key=lambda i: alternatives[i].timing.us)
+    close = False
+    if force and any(alternatives[i].fused for i in ours):
+        winner = min(ours, key=lambda i: (-len(alternatives[i].fused), alternatives[i].timing.us))
+    elif winner in ours and stock:
+        rival = min(stock, key=lambda i: alternatives[i].timing.us)
+        fast, slow = alternatives[winner].timing, alternatives[rival].timing
+        close = fast.us + max(fast.spread, slow.spread) >= slow.us
+        winner = rival if close else winner
+    won = alternatives[winner].timing.us
+    explained = []
+    for index, alternative in enumerate(alternatives):
+        if index != winner and alternative.refusal is None and alternative.timing is not None:
+            faster = close and alternative.timing.us <= won
+            reason = Reason.NOT_SEPARATED if faster else Reason.SLOWER
+            ratio = f"{alternative.timing.us / won:.3f} of the chosen one's time"
+            alternative = replace(alternative, refusal=Refusal(reason, ratio))
+        explained.append(alternative)
+    return tuple(explained), winner

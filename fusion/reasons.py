@@ -1,0 +1,67 @@
+"""Why something was not fused, not measured or not chosen: one enum, and the sentence a person reads.
+
+A question such as "can this go into an epilogue?" is answered with the thing asked for or with a `Refusal`, never
+with an exception: refusing is a result like any other, and ends up in the log.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Reason(str, enum.Enum):
+    """The value is the word in the log; `sentence` says it to a person."""
+
+    sentence: str
+
+    def __new__(cls, word: str, sentence: str) -> Reason:
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.sentence = sentence
+        return member
+
+    # about the GEMM
+    NO_CANDIDATE = "no candidate", "no kernel configuration of any provider can run this problem"
+    TARGET = "target", "no provider has kernels for this GPU"
+    DTYPE = "dtype", "a dtype that the kernels do not take"
+    DEVICE = "device", "an operand is not on the GPU"
+    LAYOUT = "layout", "a tensor is neither row- nor column-major"
+    ALIGNMENT = "alignment", "a tensor does not start, or does not repeat, at a multiple of 16 bytes"
+    SYMBOLIC_SHAPE = "symbolic shape", "a size is not known when the graph is compiled"
+    EMPTY = "empty", "a size is zero"
+
+    # about the nodes after it
+    NO_READER = "no reader", "nothing pointwise reads the product"
+    PRODUCT_NEEDED = "product needed", "the product itself is needed outside, so it must reach memory"
+    SEVERAL_STORES = "several stores", "more than one value would have to leave the epilogue"
+    READER_FUSES = "reader fuses", "Inductor computes the result inside the kernel that reads it, and would still have to"
+    NOT_POINTWISE = "not pointwise", "a reader is a reduction, a template or an external kernel"
+    UNSUPPORTED_OP = "unsupported op", "an operation that the epilogue language does not have"
+    INDEX_PATTERN = "index pattern", "a reader walks over another space than the product's rows and columns"
+    ATOMIC = "atomic", "a reader adds atomically"
+    MUTATION = "mutation", "a reader changes or aliases one of its inputs"
+    NOT_CONVEX = "not convex", "a path leaves the region and comes back"
+    TAKEN = "taken", "the reader already belongs to the epilogue of another GEMM"
+
+    # about an alternative
+    COMPILE_ERROR = "compile error", "the kernel did not compile"
+    RUN_ERROR = "run error", "the kernel did not run"
+    WRONG_RESULT = "wrong result", "the kernel's result differs from the reference"
+    SLOWER = "slower", "another alternative is faster"
+    NOT_SEPARATED = "not separated", "faster than stock by less than the spread, so stock stays"
+    NOT_MEASURED = "not measured", "the stopwatch cannot run this alternative by itself"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """`reason`, and what exactly (a name, an op, a dtype) in `detail`. False, so that `if not found:` reads well."""
+
+    reason: Reason
+    detail: str = ""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return f"{self.reason.value}: {self.detail or self.reason.sentence}"

@@ -1,0 +1,63 @@
+"""The reference: an epilogue program computed with torch, op by op, from the table in `ops`.
+
+In float64 it is the oracle of every test and of the check of a kernel against wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .ops import CONSTANT, OPS, TO_DTYPE
+from .program import EpilogueProgram, OperandKind
+
+
+def evaluate(
+    program: EpilogueProgram,
+    accumulator: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    dtype: torch.dtype = torch.float64,
+    round_stores: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """The stores of `program`, each an (M, N) tensor.
+
+    accumulator: (M, N), the raw product; operands: tile (M, N), row (N,), column (M,) or scalar (one element), of
+    any dtype; `dtype`: what everything is computed in. Roundings that the program states are carried out in every
+    `dtype`; the conversion to the dtype of a store only when `round_stores`. Raises ValueError for shapes that do
+    not fit.
+    """
+    m, n = accumulator.shape
+    values = [accumulator.to(dtype)]
+    values += [
+        _expand(tensor, operand.kind, m, n).to(dtype)
+        for operand, tensor in zip(program.operands, operands, strict=True)
+    ]
+    for instruction in program.instructions:
+        inputs = [values[value] for value in instruction.inputs]
+        if instruction.op == CONSTANT:
+            constant_dtype = torch.bool if instruction.dtype == torch.bool else dtype
+            value = torch.tensor(instruction.constant, dtype=constant_dtype, device=accumulator.device)
+        elif instruction.op == TO_DTYPE:
+            value = inputs[0].to(instruction.dtype).to(dtype)
+        else:
+            value = OPS[instruction.op].reference(*inputs)
+        values.append(value)
+    results = (values[store.value].expand(m, n) for store in program.stores)
+    if round_stores:
+        return tuple(result.to(store.dtype) for result, store in zip(results, program.stores))
+    return tuple(results)
+
+
+def _expand(tensor: torch.Tensor, kind: OperandKind, m: int, n: int) -> torch.Tensor:
+    expected = {
+        OperandKind.TILE: (m, n),
+        OperandKind.ROW: (n,),
+        OperandKind.COLUMN: (m,),
+        OperandKind.SCALAR: (),
+    }[kind]
+    if kind is OperandKind.SCALAR and tensor.numel() == 1:
+        tensor = tensor.reshape(())
+    if tuple(tensor.shape) != expected:
+        raise ValueError(f"a {kind.value} operand has shape {expected} here, not {tuple(tensor.shape)}")
+    return tensor.unsqueeze(1) if kind is OperandKind.COLUMN else tensor

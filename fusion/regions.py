@@ -1,0 +1,103 @@
+"""Regions: which readers of a GEMM may go into its epilogue.
+
+The question is one about a graph. `scheduler_hooks` draws the scheduler's nodes as a `networkx.DiGraph` (an edge
+from a node to each reader of what it writes) and says of each node whether it is pointwise over the product, or
+why not. Legal here means: convex (no path leaves the region and comes back), every node pointwise over the
+product, and one value leaving it, to readers that could not have computed it themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import networkx
+
+from .reasons import Reason, Refusal
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What the graph knows of a node besides its edges; kept as the node attribute `facts`.
+
+    refusal: why the node cannot be part of any epilogue, or None when it can. escapes: its result is an output of
+    the graph. absorbs: Inductor would compute what this node reads inside its own kernel (it is pointwise or a
+    reduction, and not a template or an external kernel).
+    """
+
+    refusal: Refusal | None = None
+    escapes: bool = False
+    absorbs: bool = False
+
+
+@dataclass(frozen=True)
+class Region:
+    """A GEMM and the nodes that go into its epilogue, in a topological order. `stored` leaves the epilogue."""
+
+    gemm: str
+    nodes: tuple[str, ...]
+    stored: str
+
+
+@dataclass
+class RegionSearch:
+    """What `find_regions` found: the legal regions, longest first, and why they end where they end."""
+
+    regions: list[Region] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
+    """The largest legal region around `gemm` and its legal shorter prefixes.
+
+    Grows through the descendants of the GEMM in topological order: a node joins when it may be in an epilogue and
+    everything that it reads from the GEMM's descendants has joined before (which keeps the region convex).
+    """
+    search = RegionSearch()
+    descendants = networkx.descendants(graph, gemm)
+    if not any(True for _ in graph.successors(gemm)):
+        search.refusals.append(Refusal(Reason.NO_READER))
+        return search
+    if _facts(graph, gemm).escapes:
+        search.refusals.append(Refusal(Reason.PRODUCT_NEEDED, f"{gemm} is an output of the graph"))
+        return search
+
+    grown: list[str] = []
+    position = {node: index for index, node in enumerate(graph)}
+    for node in networkx.lexicographical_topological_sort(graph.subgraph(descendants), key=position.__getitem__):
+        needed = [p for p in graph.predecessors(node) if p == gemm or p in descendants]
+        if not any(p == gemm or p in grown for p in needed):
+            continue  # below the region's edge: what refused its predecessor is the reason
+        refusal = _facts(graph, node).refusal
+        if refusal is None and not all(p == gemm or p in grown for p in needed):
+            refusal = Refusal(Reason.NOT_CONVEX, f"{node} also reads what is computed outside")
+        if refusal is None:
+            grown.append(node)
+        else:
+            search.refusals.append(refusal)
+
+    for length in range(len(grown), 0, -1):
+        region = _as_region(graph, gemm, grown[:length])
+        if isinstance(region, Region):
+            search.regions.append(region)
+        elif region not in search.refusals:
+            search.refusals.append(region)
+    return search
+
+
+def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str]) -> Region | Refusal:
+    """`nodes` as a region, if exactly one of their values leaves and the product does not."""
+    members = {gemm, *nodes}
+    outside = {node: [reader for reader in graph.successors(node) if reader not in members] for node in members}
+    if outside[gemm]:
+        return Refusal(Reason.PRODUCT_NEEDED, f"{outside[gemm][0]} reads {gemm}")
+    stored = [node for node in nodes if outside[node] or _facts(graph, node).escapes]
+    if len(stored) != 1:
+        return Refusal(Reason.SEVERAL_STORES, ", ".join(stored) or "none of the values is read")
+    absorbing = [reader for reader in outside[stored[0]] if _facts(graph, reader).absorbs]
+    if absorbing:
+        return Refusal(Reason.READER_FUSES, f"{absorbing[0]} reads {stored[0]}")
+    return Region(gemm, tuple(nodes), stored[0])
+
+
+def _facts(graph: networkx.DiGraph, node: str) -> NodeFacts:
+    return graph.nodes[node]["facts"]

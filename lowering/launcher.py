@@ -1,0 +1,85 @@
+"""Launchers: a compiled kernel bound to a function of tensors, ready to be called from generated code.
+
+Generated code calls `load_kernel` once, when it is loaded, and the launcher it returns with each run. All checking
+happens before: a launcher packs its arguments and calls the compiled function, which reads sizes and addresses
+from the tensors, checks them against what it was compiled for, and launches on the current stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from ..fusion.program import OperandKind
+from .compiler import CompiledKernel, shared_compiler
+from .kernel import KernelSpec
+from .providers import EXPORTED_NAME, OPERATORS
+
+Launcher = Callable[..., None]
+"""launcher(a, b, *operands, *outputs): a (M, K), b (K, N), the operands and outputs in the program's order."""
+
+_SWIZZLE = 8
+"""The width, in tiles, of the band in which QuACK's scheduler walks over the product (its own default)."""
+
+
+class KernelUnavailable(RuntimeError):
+    """A kernel that generated code needs can be neither found nor compiled."""
+
+
+@lru_cache(maxsize=None)
+def load_kernel(spec_json: str) -> Launcher:
+    """The launcher of the kernel that `spec_json` (a KernelSpec as JSON) describes, on the current device.
+
+    Found in the store, or compiled now. Raises KernelUnavailable when neither works.
+    """
+    spec = KernelSpec.from_json(json.loads(spec_json))
+    compiled = shared_compiler(workers=1).compile([spec])[0]
+    if not isinstance(compiled, CompiledKernel):
+        raise KernelUnavailable(f"{spec.candidate}: {compiled}")
+    return bind(compiled)
+
+
+def bind(compiled: CompiledKernel) -> Launcher:
+    """The launcher of a compiled kernel. Raises what the loader raises when the object cannot be loaded."""
+    import cutlass.cute as cute
+
+    function = cute.runtime.load_module(str(compiled.path), enable_tvm_ffi=True)[EXPORTED_NAME]
+    spec = compiled.spec
+    if spec.candidate.provider == OPERATORS:
+        return function
+    clusters = resident_clusters(spec.candidate.cluster_m * spec.candidate.cluster_n)
+    return _bind_quack(function, spec, clusters)
+
+
+def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher:
+    # What every call passes alike. The scheduler's tuple: clusters, raster order (compiled in), swizzle, and three
+    # things that plain GEMMs do not use; the epilogue's ends with split-K's semaphore and workspace.
+    scheduler = (clusters, None, _SWIZZLE, None, None, None)
+    tail = (None, None)
+    count = len(spec.program.operands)
+    scalars = [i for i, operand in enumerate(spec.program.operands) if operand.kind is OperandKind.SCALAR]
+
+    if scalars:
+
+        def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
+            operands = [t.data_ptr() if i in scalars else t for i, t in enumerate(rest[:count])]
+            function(a, b, rest[count], None, (*operands, *rest[count + 1 :], *tail), scheduler, None, None, None)
+
+    else:
+
+        def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
+            extra = (*rest[:count], *rest[count + 1 :], *tail)
+            function(a, b, rest[count], None, extra, scheduler, None, None, None)
+
+    return launch
+
+
+@lru_cache(maxsize=None)
+def resident_clusters(cluster_size: int) -> int:
+    """How many clusters of `cluster_size` blocks the current GPU holds at once, as its driver says."""
+    import cutlass.utils
+
+    return cutlass.utils.HardwareInfo().get_max_active_clusters(cluster_size)

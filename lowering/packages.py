@@ -1,0 +1,32 @@
+"""The packages that kernels come from: which are installed, and what to install when one is missing."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+
+KERNEL_PACKAGES = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-operators",
+    "quack-kernels",
+    "apache-tvm-ffi",
+    "nvidia-matmul-heuristics",
+)
+"""Distributions, as pip names them. Looking them up imports none of them."""
+
+
+@functools.lru_cache(maxsize=1)
+def installed_versions() -> dict[str, str | None]:
+    """The version of each of KERNEL_PACKAGES, None for one that is not installed."""
+    versions: dict[str, str | None] = {}
+    for name in KERNEL_PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def missing_packages() -> list[str]:
+    """Those of KERNEL_PACKAGES that are not installed."""
+    return [name for name, version in installed_versions().items() if version is None]

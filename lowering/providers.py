@@ -1,0 +1,154 @@
+"""Providers: where kernels come from, and how a spec becomes an object file.
+
+    quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for SM90 and others
+    operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs; no epilogue on SM90
+
+Both compile to an object file that exports one function in the TVM-FFI calling convention. It takes torch tensors
+of any size (of the class compiled for), checks them, and launches on the current stream:
+
+    quack       function(A, B, D, None, (*operands, None, None), scheduler, None, None, None)
+    operators   function(A, B, D)
+
+with A (M, K), B (K, N), D (M, N); see `launcher` for the scheduler's tuple.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..fusion.program import Major, OperandKind
+from .emit import FUNCTION_NAME, emit, operand_name, store_name
+from .kernel import KernelSpec
+
+QUACK = "quack"
+OPERATORS = "operators"
+
+EXPORTED_NAME = "func"
+
+FAKE_SIZE = 512
+"""Any multiple of every tile serves: sizes are not compiled in."""
+
+
+def compile_kernel(spec: KernelSpec, path: str) -> None:
+    """Compiles `spec` and writes the object file `path`. Raises whatever the compiler raises."""
+    os.environ["CUTE_DSL_ARCH"] = spec.arch
+    os.environ["QUACK_ARCH"] = spec.arch.removeprefix("sm_").rstrip("af")
+    os.environ["QUACK_CACHE_ENABLED"] = "0"  # ours is keyed by program and versions, and one copy is enough
+    compiled = {QUACK: _compile_quack, OPERATORS: _compile_operators}[spec.candidate.provider](spec)
+    compiled.export_to_c(object_file_path=path, function_name=EXPORTED_NAME)
+
+
+def _compile_quack(spec: KernelSpec) -> Any:
+    import quack.gemm_runtime.host
+    from quack.epilogue.frontend import gemm_epilogue
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar, TileLoad
+    from quack.cute_dsl_utils import torch2cute_dtype_map
+
+    # Only the launch needs the number, but the library asks the driver for it while it builds its launch plan.
+    quack.gemm_runtime.host.get_max_active_clusters = lambda cluster_size: spec.max_active_clusters
+
+    pins, operands = {}, {}
+    for index, operand in enumerate(spec.program.operands):
+        name = operand_name(index)
+        # Pinned, because the library would infer the kind from the shape, which is ambiguous when M == N.
+        pins[name] = {
+            OperandKind.TILE: TileLoad,
+            OperandKind.ROW: RowVecLoad,
+            OperandKind.COLUMN: ColVecLoad,
+            OperandKind.SCALAR: lambda name: Scalar(name, dtype=torch2cute_dtype_map[operand.dtype]),
+        }[operand.kind](name)
+        shape = {
+            OperandKind.TILE: (FAKE_SIZE, FAKE_SIZE),
+            OperandKind.ROW: (FAKE_SIZE,),
+            OperandKind.COLUMN: (FAKE_SIZE,),
+            OperandKind.SCALAR: (1,),
+        }[operand.kind]
+        operands[name] = shape, operand.dtype, operand.major
+    outputs = [(store_name(i), store) for i, store in enumerate(spec.program.stores)][1:]
+    epilogue = gemm_epilogue(ops=pins, outputs=tuple(name for name, _ in outputs))(_epilogue_function(spec))
+    candidate = spec.candidate
+    with _fake_gpu():
+        tensors = {name: _fake(*description) for name, description in operands.items()}
+        tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major) for name, store in outputs}
+        store = spec.program.stores[0]
+        plan = epilogue.gemm(
+            _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
+            _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
+            _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major),
+            epi_args=tensors,
+            tile_M=candidate.tile_m,
+            tile_N=candidate.tile_n,
+            cluster_M=candidate.cluster_m,
+            cluster_N=candidate.cluster_n,
+            pingpong=candidate.pingpong,
+            swap_ab=candidate.swap_ab,
+            b_kn=True,
+            _launch=False,
+        )
+    return plan.compiled_fn
+
+
+def _compile_operators(spec: KernelSpec) -> Any:
+    import cutlass.cute as cute
+    import cutlass.operators
+
+    if not spec.program.is_identity:
+        raise ValueError("the Operator API has no SM90 kernel with an epilogue")
+    store, candidate = spec.program.stores[0], spec.candidate
+    arguments = cutlass.operators.GemmArguments(
+        A=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major, "cpu"),
+        B=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major, "cpu"),
+        out=_fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major, "cpu"),
+        accumulator_type=torch.float32,
+    )
+    wanted = (candidate.tile_m, candidate.tile_n), (candidate.cluster_m, candidate.cluster_n)
+    for operator in cutlass.operators.get_operators(arguments, target_sm=spec.arch.removeprefix("sm_")):
+        design = operator.metadata.design
+        if (tuple(design.tile_shape[:2]), tuple(design.cluster_shape[:2])) == wanted:
+            break
+    else:
+        raise ValueError(f"the Operator API has no kernel {candidate}")
+    # Compiled from the operator's kernel rather than by `operator.compile`, which asks the driver for the number of
+    # clusters and wants the stream as an argument.
+    tensors = [operand.tensor.compile_time_tensor for operand in (arguments.A, arguments.B, arguments.out)]
+    return cute.compile[cute.GPUArch(spec.arch), cute.EnableTVMFFI(True)](
+        operator.impl,
+        *tensors,
+        spec.max_active_clusters,
+        cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def _epilogue_function(spec: KernelSpec) -> Any:
+    """The emitted function, from a module with a file: the compiler reads its source."""
+    source = emit(spec.program)
+    name = f"nvgemm_epilogue_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    if name not in sys.modules:
+        path = os.path.join(tempfile.mkdtemp(prefix="nvgemm_fusion_"), f"{name}.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(source)
+        module_spec = importlib.util.spec_from_file_location(name, path)
+        module: ModuleType = importlib.util.module_from_spec(module_spec)
+        module_spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return getattr(sys.modules[name], FUNCTION_NAME)
+
+
+def _fake_gpu() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def _fake(shape: tuple[int, ...], dtype: torch.dtype, major: Major = Major.ROW, device: str = "cuda") -> torch.Tensor:
+    if major is Major.COLUMN and len(shape) == 2:
+        return torch.empty(shape[::-1], dtype=dtype, device=device).t()
+    return torch.empty(shape, dtype=dtype, device=device)

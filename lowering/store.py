@@ -1,0 +1,88 @@
+"""KernelStore: compiled kernels on disk, shared by any number of processes.
+
+A kernel is two files, `<key>.o` and `<key>.json`. The second is written last and holds the SHA-256 of the first: an
+object without it, or with another content, is not there. Both are written under a temporary name and renamed. An
+entry that does not hold is dropped with a warning and compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from .kernel import KernelSpec
+
+logger = logging.getLogger("nvgemm_fusion")
+
+DIRECTORY_VARIABLE = "NVGEMM_FUSION_CACHE_DIR"
+
+
+def default_directory() -> Path:
+    """`$NVGEMM_FUSION_CACHE_DIR`; else beside Inductor's cache, if `$TORCHINDUCTOR_CACHE_DIR` moves that; else the
+    user's cache folder."""
+    if own := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(own)
+    if inductor := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(inductor) / "nvgemm_fusion"
+    return Path(platformdirs.user_cache_dir("nvgemm_fusion"))
+
+
+class KernelStore:
+    """The kernels under one folder. Cheap to construct; touches the disk only when asked for something."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = (directory or default_directory()) / "kernels"
+
+    def find(self, spec: KernelSpec) -> Path | None:
+        """The object file of `spec`, if it is there and whole."""
+        path, description = self._paths(spec.key)
+        if not description.exists():
+            return None
+        try:
+            expected = json.loads(description.read_text(encoding="utf-8"))["sha256"]
+            if hashlib.sha256(path.read_bytes()).hexdigest() == expected:
+                return path
+            problem = "its object file has another content"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = str(error) or type(error).__name__
+        logger.warning("ignored the cached kernel %s: %s; it is compiled again", path, problem)
+        self.drop(spec)
+        return None
+
+    def temporary(self) -> Path:
+        """A new empty file in the folder of the store, for `put`. Raises OSError when it cannot be made."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(suffix=".o.tmp", dir=self.directory)
+        os.close(descriptor)
+        return Path(name)
+
+    def put(self, spec: KernelSpec, compiled: Path, facts: dict[str, Any]) -> Path:
+        """Moves `compiled` (from `temporary`) in as the object of `spec`, with `facts` beside it for people.
+
+        Raises OSError when the disk refuses.
+        """
+        path, description = self._paths(spec.key)
+        content = {"sha256": hashlib.sha256(compiled.read_bytes()).hexdigest(), "spec": spec.to_json(), **facts}
+        staged = self.temporary()
+        staged.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(compiled, path)
+        os.replace(staged, description)
+        return path
+
+    def drop(self, spec: KernelSpec) -> None:
+        """Forgets `spec`. An entry that is not there, or cannot be removed, is no error."""
+        for path in reversed(self._paths(spec.key)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass
+
+    def _paths(self, key: str) -> tuple[Path, Path]:
+        return self.directory / f"{key}.o", self.directory / f"{key}.json"

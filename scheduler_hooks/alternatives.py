@@ -1,0 +1,217 @@
+"""Every way to compute a region, each with a time: the entrants of the contest that `fusion.decision` judges.
+
+For a GEMM with the nodes of its largest region, those are: each stock choice with the nodes in a kernel of their
+own, each Triton template with a region fused, and each of our candidates with nothing or with a region fused. All of
+them compute the same nodes, so their times compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch._inductor import config, ir
+from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
+from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+from ..fusion.decision import Alternative, Backend, Status, Timing
+from ..fusion.program import EpilogueProgram
+from ..fusion.reasons import Reason, Refusal
+from ..fusion.regions import Region
+from ..lowering import cost_model
+from ..lowering.candidates import candidates
+from ..lowering.compiler import CompiledKernel, shared_compiler
+from ..lowering.kernel import KernelSpec
+from ..lowering.targets import Target
+from .capture import CapturedProgram, RegionCapture
+from .choices import NvgemmChoice
+from .gemm import Gemm
+from .kernel_call import KernelCall
+from .virtual_device import current_virtual_device
+
+TRITON_TEMPLATES = 2
+"""How many of the Triton templates, by Inductor's own timing, are timed again here."""
+
+
+@dataclass
+class Contest:
+    """One GEMM: what surrounds it, and which regions are legal (largest first)."""
+
+    node: SchedulerNode
+    gemm: Gemm
+    target: Target
+    capture: RegionCapture
+    regions: list[Region]
+    nodes: dict[str, BaseSchedulerNode]
+    choice: NvgemmChoice
+    refusals: list[Refusal] = field(default_factory=list)
+    programs: dict[Region | None, CapturedProgram] = field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes that every entrant computes."""
+        return self.regions[0].nodes if self.regions else ()
+
+    @property
+    def largest_program(self) -> EpilogueProgram | None:
+        """The epilogue of the largest region that has one, else of the GEMM alone."""
+        return next((captured.program for captured in self.programs.values()), None)
+
+    def rest(self, region: Region | None) -> tuple[str, ...]:
+        """The nodes that stay outside when `region` is fused."""
+        return tuple(name for name in self.members if region is None or name not in region.nodes)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An alternative, and what it takes to apply it: a stock choice or a kernel call, and the region fused."""
+
+    alternative: Alternative
+    region: Region | None
+    choice: Any
+    call: KernelCall | None = None
+    compiled: CompiledKernel | None = None
+
+
+def contenders(contest: Contest) -> list[Contender] | Refusal:
+    """All entrants with their times, stock first; a refusal when stock has to be left alone."""
+    buffer = contest.node.node
+    for region in (*contest.regions, None):
+        stored = buffer.get_name() if region is None else contest.nodes[region.stored].node.get_name()
+        captured = contest.capture.program([stored])
+        if isinstance(captured, CapturedProgram):
+            contest.programs[region] = captured
+        else:
+            contest.refusals.append(captured)
+    compiling = _start_compiling(contest)
+    if current_virtual_device() is not None:
+        stock = _modelled_stock(contest)
+    else:
+        stock = _stock(contest)
+        if not isinstance(stock, list):
+            return stock
+    entrants = stock + compiling()
+    if current_virtual_device() is not None:
+        return [_with_modelled_time(contest, entrant) for entrant in entrants]
+    return _timed(contest, entrants)
+
+
+def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
+    """Starts the compilation of our candidates, so that it runs while stock is timed; call the result to wait."""
+    compiler = shared_compiler(config.compile_threads)
+    waiting = []
+    for region, captured in contest.programs.items():
+        found = candidates(contest.gemm.problem, contest.target, captured.program, config.nvgemm_max_profiling_configs)
+        if isinstance(found, Refusal):
+            contest.refusals.append(found)
+            continue
+        for candidate in found:
+            spec = KernelSpec.of(contest.gemm.problem, candidate, captured.program, contest.target)
+            choice = NvgemmChoice(
+                candidate, contest.choice.input_nodes, contest.choice.layout, contest.gemm.alpha, contest.gemm.beta
+            )
+            waiting.append((region, choice, KernelCall(spec, contest.gemm, captured), compiler.submit(spec)))
+
+    def wait() -> list[Contender]:
+        entrants = []
+        for region, choice, call, future in waiting:
+            compiled = future.result()
+            alternative = _alternative(contest, Backend.NVGEMM, str(choice.candidate), region)
+            if isinstance(compiled, CompiledKernel):
+                alternative = replace(alternative, compile_s=compiled.seconds)
+                entrants.append(Contender(alternative, region, choice, call, compiled))
+            else:
+                alternative = replace(alternative, status=Status.FAILED, refusal=compiled)
+                entrants.append(Contender(alternative, region, choice, call))
+        return entrants
+
+    return wait
+
+
+def _stock(contest: Contest) -> list[Contender] | Refusal:
+    """Stock's entrants, after Inductor's own autotuning has put its choices in an order."""
+    buffer = contest.node.node
+    timings = buffer.choice_timings()
+    ordered = sorted(timings, key=timings.__getitem__)
+    if not ordered:
+        return Refusal(Reason.NOT_MEASURED, "Inductor has timed none of its choices")
+    known = [choice for choice in ordered if isinstance(choice, (ExternKernelCaller, TritonTemplateCaller))]
+    if not known or ordered[0] is not known[0]:
+        return Refusal(Reason.NOT_MEASURED, f"Inductor's fastest choice is {ordered[0]}")
+    external = [choice for choice in known if isinstance(choice, ExternKernelCaller)]
+    triton = [choice for choice in known if isinstance(choice, TritonTemplateCaller)][:TRITON_TEMPLATES]
+    if contest.node.scheduler._has_layout_conflict_for_template(buffer):
+        triton = []
+    entrants = [
+        Contender(_alternative(contest, backend, choice.name, None), None, choice)
+        for backend, choices in ((Backend.ATEN, external), (Backend.TRITON, triton))
+        for choice in choices
+    ]
+    if config.epilogue_fusion:
+        entrants += [
+            Contender(_alternative(contest, Backend.TRITON, choice.name, region), region, choice)
+            for region in contest.regions
+            for choice in triton
+        ]
+    return entrants
+
+
+def _modelled_stock(contest: Contest) -> list[Contender]:
+    """Stock's entrants on the virtual device: one of each kind, since there is nothing to tell two apart."""
+    choices = contest.node.node.choices
+    external = next((choice for choice in choices if isinstance(choice, ExternKernelCaller)), None)
+    triton = next((choice for choice in choices if isinstance(choice, TritonTemplateCaller)), None)
+    entrants = []
+    for backend, choice in ((Backend.ATEN, external), (Backend.TRITON, triton)):
+        if choice is not None:
+            entrants.append(Contender(_alternative(contest, backend, choice.name, None), None, choice))
+    if triton is not None and config.epilogue_fusion:
+        entrants += [
+            Contender(_alternative(contest, Backend.TRITON, triton.name, region), region, triton)
+            for region in contest.regions
+        ]
+    return entrants
+
+
+def _alternative(contest: Contest, backend: Backend, name: str, region: Region | None) -> Alternative:
+    fused = () if region is None else region.nodes
+    return Alternative(backend, name, fused=fused, separate=contest.rest(region))
+
+
+def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
+    """The entrant with the cost model's time in place of a stopwatch's."""
+    alternative, gemm = entrant.alternative, contest.gemm
+    if alternative.status is Status.FAILED:
+        return entrant
+    dtype = contest.node.node.get_dtype()
+    output_bytes = gemm.problem.m * gemm.problem.n * dtype.itemsize
+    candidate = entrant.choice.candidate if alternative.backend is Backend.NVGEMM else None
+    us = cost_model.gemm_us(gemm.problem, output_bytes, contest.target, candidate)
+    fused, largest = contest.programs.get(entrant.region), contest.largest_program
+    if fused is not None:
+        us += cost_model.epilogue_us(gemm.problem, fused.program, contest.target)
+    if alternative.separate:
+        us += cost_model.pointwise_us(gemm.problem, largest, dtype, contest.target)
+    if alternative.backend is Backend.TRITON:
+        us *= cost_model.TRITON_FACTOR
+    return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
+
+
+def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender]:
+    """The entrants with the stopwatch's times; one that does not run says why."""
+    from .stopwatch import Stopwatch
+    from .workload import Workload
+
+    workload = Workload(contest)
+    runs = [workload.run(entrant) for entrant in entrants]
+    timed = []
+    for entrant, run, result in zip(entrants, runs, Stopwatch().time([r if callable(r) else None for r in runs])):
+        alternative = entrant.alternative
+        if isinstance(result, Timing):
+            alternative = replace(alternative, timing=result)
+        elif alternative.status is not Status.FAILED:
+            refusal = run if isinstance(run, Refusal) else result
+            alternative = replace(alternative, status=Status.FAILED, refusal=refusal)
+        timed.append(replace(entrant, alternative=alternative))
+    return timed

@@ -1,0 +1,172 @@
+"""The scheduler pass: for each GEMM with candidates, finds the regions, has the alternatives timed, and applies
+the decision to the scheduler's nodes.
+
+The pass stands in `config._pre_fusion_custom_pass` for the length of one scheduler only: the scheduling backend puts
+it there when a graph is to be fused (`put_in_front`), and it takes itself out when it is called, calling first what
+a user has set. So a user may set a pass at any time, and finds it as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch._inductor import config, ir
+from torch._inductor.scheduler import BaseSchedulerNode, FusedSchedulerNode, SchedulerNode
+from torch._inductor.virtualized import V
+
+from ..fusion import log
+from ..fusion.decision import Backend, Decision, choose
+from ..fusion.program import ProgramBuilder
+from ..fusion.reasons import Reason, Refusal
+from ..fusion.regions import find_regions
+from ..lowering.packages import installed_versions
+from ..lowering.targets import Target
+from .alternatives import Contender, Contest, contenders
+from .capture import BufferAccess, RegionCapture
+from .choices import NvgemmChoice, graph_name, is_enabled, target_of_graph
+from .gemm import Gemm, product_access
+from .graph import draw
+
+logger = logging.getLogger("nvgemm_fusion")
+
+Pass = Callable[[list[BaseSchedulerNode]], list[BaseSchedulerNode]]
+
+
+def put_in_front() -> None:
+    """Has the pass called by the scheduler that is being constructed, before a pass that the user has set."""
+    user_pass = config._pre_fusion_custom_pass
+    if not isinstance(user_pass, FusionPass):
+        config._pre_fusion_custom_pass = FusionPass(user_pass)
+
+
+class FusionPass:
+    """Called with the scheduler's nodes in topological order; returns them with decided regions fused."""
+
+    def __init__(self, user_pass: Pass | None) -> None:
+        self.user_pass = user_pass
+
+    def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+        config._pre_fusion_custom_pass = self.user_pass
+        if self.user_pass is not None:
+            nodes = self.user_pass(nodes)
+        if not nodes or not is_enabled():
+            return nodes
+        scheduler = nodes[0].scheduler
+        for gemm in [node for node in nodes if _has_candidates(node)]:
+            try:
+                nodes = _decide(gemm, nodes)
+            except Exception:  # a compile must not fail because of us: this GEMM stays as stock would have it
+                logger.warning("left %s to Inductor", gemm.get_name(), exc_info=True)
+                _take_out_candidates(gemm.node)
+        return scheduler.topological_sort_schedule(nodes)
+
+
+def _has_candidates(node: BaseSchedulerNode) -> bool:
+    return (
+        isinstance(node, SchedulerNode)
+        and isinstance(node.node, ir.MultiTemplateBuffer)
+        and any(isinstance(choice, NvgemmChoice) for choice in node.node.choices)
+    )
+
+
+def _take_out_candidates(buffer: ir.MultiTemplateBuffer) -> list[NvgemmChoice]:
+    """Our candidates of a template buffer, which afterwards has only Inductor's own choices.
+
+    The list is changed in place: the function that times the choices holds the same one.
+    """
+    ours = [choice for choice in buffer.choices if isinstance(choice, NvgemmChoice)]
+    buffer.choices[:] = [choice for choice in buffer.choices if not isinstance(choice, NvgemmChoice)]
+    return ours
+
+
+def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+    """Decides one GEMM, writes the decision down, and returns the nodes with it applied."""
+    buffer = node.node
+    choice = _take_out_candidates(buffer)[0]
+    target = target_of_graph()
+    gemm = Gemm.of(buffer.inputs, buffer.get_layout(), target, choice.alpha, choice.beta)
+    if not isinstance(target, Target) or not isinstance(gemm, Gemm):
+        refusal = gemm if isinstance(target, Target) else target
+        _write(node, None, (), None, (refusal,))
+        return nodes
+
+    builder = ProgramBuilder()
+    product = BufferAccess(buffer.get_name(), product_access(buffer.get_layout()))
+    capture = RegionCapture(gemm.size, product, builder, gemm.start(builder))
+    graph = draw(node.scheduler, nodes, _refuser(capture, node))
+    search = find_regions(graph, node.get_name())
+    contest = Contest(node, gemm, target, capture, search.regions, {n.get_name(): n for n in nodes}, choice)
+    entrants = contenders(contest)
+    if not isinstance(entrants, list):
+        _write(node, gemm, (), None, (*search.refusals, entrants))
+        return nodes
+    explained, chosen = choose([entrant.alternative for entrant in entrants], force=config.nvgemm_fusion_force)
+    _write(node, gemm, explained, chosen, tuple(search.refusals) + tuple(contest.refusals), contest)
+    return nodes if chosen is None else _apply(entrants[chosen], contest, nodes)
+
+
+def _refuser(capture: RegionCapture, gemm: SchedulerNode) -> Callable[[BaseSchedulerNode], Refusal | None]:
+    """Records node after node in `capture`, as far as they depend on the GEMM; answers why one was not recorded."""
+    scheduling = gemm.scheduler.get_backend(gemm.get_device())
+
+    def refusal_of(node: BaseSchedulerNode) -> Refusal | None:
+        template = node.get_template_node()
+        if template is not None and template.get_name() in scheduling.decided:
+            return Refusal(Reason.TAKEN, node.get_name())
+        if not any(dependency.name in capture.written for dependency in node.read_writes.reads):
+            return Refusal(Reason.INDEX_PATTERN, f"{node.get_name()} does not read the product")
+        return capture.add(node)
+
+    return refusal_of
+
+
+def _apply(winner: Contender, contest: Contest, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+    """Makes the template buffer the winner, and fuses the winner's nodes into one."""
+    node, buffer = contest.node, contest.node.node
+    scheduling = node.scheduler.get_backend(node.get_device())
+    scheduling.decided.add(buffer.get_name())
+    if winner.call is not None:
+        scheduling.calls[buffer.get_name()] = winner.call
+    if winner.region is None:
+        # Inductor finalises the buffer as its fastest choice, and there is only one.
+        buffer._choice_timings[None] = {winner.choice: winner.alternative.timing.us / 1e3}
+        return nodes
+    if winner.alternative.backend is Backend.TRITON:
+        buffer.finalize_as_triton_caller(winner.choice)
+    members = [contest.nodes[name] for name in winner.region.nodes]
+    fused = functools.reduce(FusedSchedulerNode.fuse, members, node)
+    node.scheduler.name_to_fused_node.update({part.get_name(): fused for part in fused.get_nodes()})
+    return [fused if n is node else n for n in nodes if n not in members]
+
+
+def _write(
+    node: SchedulerNode,
+    gemm: Gemm | None,
+    alternatives: Sequence[Any],
+    chosen: int | None,
+    refusals: tuple[Refusal, ...],
+    contest: Contest | None = None,
+) -> None:
+    origins = sorted(node.node.get_origins(), key=str)
+    decision = Decision(
+        graph=graph_name(),
+        gemm=node.node.get_name(),
+        problem=None if gemm is None else gemm.problem,
+        program=None if contest is None else contest.largest_program,
+        alternatives=tuple(alternatives),
+        chosen=chosen,
+        refusals=tuple(dict.fromkeys(refusals)),
+        source=tuple(dict.fromkeys(filter(None, (origin.meta.get("stack_trace") for origin in origins)))),
+        versions=_versions(),
+    )
+    log.write(decision, config.nvgemm_fusion_log)
+
+
+@functools.lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"torch": torch.__version__, **{name: version or "none" for name, version in installed_versions().items()}}

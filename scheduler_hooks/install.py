@@ -1,0 +1,71 @@
+"""Connecting to Inductor's extension points, and letting go of them again.
+
+Each of the three modules that we extend is connected right after it has been imported (see `autoload`). Nothing
+that happens here may make an import fail: whatever goes wrong is said once, and Inductor stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+from . import autoload, torch_versions
+
+logger = logging.getLogger("nvgemm_fusion")
+
+_disconnect: dict[str, Callable[[], None]] = {}
+"""For each connected module, what takes our part out of it."""
+
+
+def install() -> None:
+    """Connects to Inductor: done by `import torch` unless TORCH_DEVICE_BACKEND_AUTOLOAD=0 forbids it."""
+    autoload.autoload()
+
+
+def uninstall() -> None:
+    """Takes everything out of Inductor again, and the import hook with it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, autoload.AfterImport)]
+    while _disconnect:
+        _disconnect.popitem()[1]()
+
+
+def connect(name: str) -> None:
+    """Connects to the Inductor module `name`, which has just been imported. Once is enough."""
+    if name in _disconnect or not torch_versions.is_supported():
+        return
+    try:
+        _disconnect[name] = _CONNECTORS[name]()
+    except Exception:  # an import of Inductor must not fail because of us
+        logger.warning("epilogue fusion is off: cannot connect to %s", name, exc_info=True)
+
+
+def _connect_config() -> Callable[[], None]:
+    from torch._inductor import config
+
+    from . import settings
+
+    settings.add_entries(config)
+    return lambda: settings.remove_entries(config)
+
+
+def _connect_select_algorithm() -> Callable[[], None]:
+    from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
+
+    from .choices import add_candidates
+
+    add_preprocessing_fn(add_candidates)
+    return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(add_candidates)
+
+
+def _connect_scheduling() -> Callable[[], None]:
+    from . import codegen
+
+    return codegen.register()
+
+
+_CONNECTORS = {
+    autoload.CONFIG: _connect_config,
+    autoload.SELECT_ALGORITHM: _connect_select_algorithm,
+    autoload.CUDA_SCHEDULING: _connect_scheduling,
+}

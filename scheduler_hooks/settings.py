@@ -1,0 +1,71 @@
+"""Our entries of `torch._inductor.config`: real ones, so that `config.patch`, environment variables and Inductor's
+cache key treat them as any other."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Optional
+
+from ..lowering.packages import installed_versions
+from .torch_versions import config_entry, forget_config_hash
+
+DISTRIBUTION = "nvgemm-epilogue-fusion"
+ENVIRONMENT_PREFIX = "TORCHINDUCTOR_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One entry. Its environment variable is TORCHINDUCTOR_ and the name in capitals; a set value comes first."""
+
+    name: str
+    value_type: Any
+    default: Any
+    description: str
+
+
+SETTINGS = (
+    Setting("nvgemm_epilogue_fusion", bool, False, "fuse pointwise work into CuTe DSL GEMMs where it measures faster"),
+    Setting("nvgemm_fusion_log", Optional[str], None, "file to which decisions are appended, one JSON object a line"),
+    Setting("nvgemm_fusion_force", bool, False, "debugging: fuse wherever it is legal, whatever it costs"),
+)
+"""`config.nvgemm_max_profiling_configs`, which torch has of its own, is how many candidates a GEMM gets."""
+
+VERSION_ENTRY = "nvgemm_fusion_version"
+"""Not a setting: what this package and its kernels' compilers are, so that Inductor's caches tell them apart."""
+
+
+def add_entries(config: ModuleType) -> None:
+    """Adds our entries to the module `torch._inductor.config`; those that are there stay as they are."""
+    for setting in SETTINGS:
+        if setting.name not in config._config:
+            config._config[setting.name] = config_entry(
+                setting.name,
+                default=setting.default,
+                value_type=setting.value_type,
+                env_name_default=ENVIRONMENT_PREFIX + setting.name.upper(),
+            )
+    if VERSION_ENTRY not in config._config:
+        config._config[VERSION_ENTRY] = config_entry(VERSION_ENTRY, default=version(), value_type=str)
+    forget_config_hash(config)
+
+
+def remove_entries(config: ModuleType) -> None:
+    """Takes our entries out again."""
+    for name in (*(setting.name for setting in SETTINGS), VERSION_ENTRY):
+        config._config.pop(name, None)
+    forget_config_hash(config)
+
+
+def version() -> str:
+    """The installed version, a digest of the source (an editable install changes without a version), and what
+    kernels are compiled with."""
+    digest = hashlib.sha256()
+    for folder in ("fusion", "lowering", "scheduler_hooks"):
+        for path in sorted((Path(__file__).parent.parent / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    digest.update(repr(installed_versions()).encode())
+    return f"{importlib.metadata.version(DISTRIBUTION)}+{digest.hexdigest()[:16]}"

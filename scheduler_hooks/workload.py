@@ -1,0 +1,142 @@
+"""Workload: the tensors of one contest on the GPU, and each entrant as a function that can be timed on them.
+
+All entrants share one tensor a buffer, so that what a GEMM has just written is as warm for the kernel after it as it
+will be in the compiled graph, and so that a weight is held once. Contents are random: zeros would draw less power
+and run faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.testing import rand_strided
+from torch._dynamo.utils import preserve_rng_state
+from torch._inductor.select_algorithm import ExternKernelCaller
+from torch._inductor.virtualized import V
+
+from ..fusion.decision import Backend
+from ..fusion.program import OperandKind
+from ..fusion.reasons import Reason, Refusal
+from ..lowering.launcher import bind
+from .alternatives import Contender, Contest
+from .kernel_call import KernelCall
+from .stopwatch import Run
+
+
+class Workload:
+    """Builds what the stopwatch runs. Tensors are allocated as entrants need them and freed with this object."""
+
+    def __init__(self, contest: Contest) -> None:
+        self.contest = contest
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def run(self, entrant: Contender) -> Run | Refusal:
+        """`entrant` as a function, or why it cannot be one (a kernel that does not load)."""
+        try:
+            if entrant.alternative.backend is Backend.NVGEMM:
+                if entrant.compiled is None:
+                    return entrant.alternative.refusal
+                gemm = self._kernel(entrant)
+            elif entrant.region is not None:
+                gemm = self._fused_triton(entrant)
+            else:
+                gemm = self._stock_gemm(entrant.choice)
+            rest = self._pointwise(self.contest.rest(entrant.region))
+        except Exception as error:  # one entrant is out, the others go on
+            return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
+        if rest is None:
+            return gemm
+        return lambda: (gemm(), rest())
+
+    def _kernel(self, entrant: Contender) -> Run:
+        launch = bind(entrant.compiled)
+        arguments = self._arguments(entrant.call)
+        return lambda: launch(*arguments)
+
+    def _arguments(self, call: KernelCall) -> list[torch.Tensor]:
+        gemm = call.gemm
+        tensors = [
+            torch.as_strided(self._buffer(x.buffer), x.size, x.layout.strides, x.offset) for x in (gemm.a, gemm.b)
+        ]
+        m, n = gemm.size
+        for operand, buffer in zip(call.spec.program.operands, call.captured.operands):
+            access = buffer.access
+            size, strides = {
+                OperandKind.TILE: ((m, n), (access.stride_m, access.stride_n)),
+                OperandKind.ROW: ((n,), (1,)),
+                OperandKind.COLUMN: ((m,), (1,)),
+                OperandKind.SCALAR: ((1,), (1,)),
+            }[operand.kind]
+            tensors.append(torch.as_strided(self._buffer(buffer.buffer), size, strides, access.offset))
+        for output in call.captured.outputs:
+            strides = (output.access.stride_m, output.access.stride_n)
+            tensors.append(torch.as_strided(self._buffer(output.buffer), (m, n), strides, 0))
+        return tensors
+
+    def _stock_gemm(self, choice: Any) -> Run:
+        product = self._buffer(self.contest.node.node.get_name())
+        if isinstance(choice, ExternKernelCaller):
+            function = choice.to_callable()
+            inputs = [self._view(node) for node in choice.input_nodes]
+            return (lambda: function(*inputs, out=product)) if choice.has_out_variant else (lambda: function(*inputs))
+        # Triton templates address their inputs from the start of the buffer, and take each buffer once.
+        bases = {node.get_name(): self._buffer(node.get_name()) for node in choice.input_nodes}
+        return choice.bmreq.make_run_fn(*bases.values(), out=product)
+
+    def _fused_triton(self, entrant: Contender) -> Run:
+        node = self.contest.node
+        members = [self.contest.nodes[name] for name in entrant.region.nodes]
+        with node.node.swap_as_triton_caller(entrant.choice):
+            return self._generated([node, *members])
+
+    def _pointwise(self, names: Sequence[str]) -> Run | None:
+        """The kernel that Inductor makes of these nodes when nothing takes them in."""
+        return self._generated([self.contest.nodes[name] for name in names]) if names else None
+
+    def _generated(self, nodes: Sequence[Any]) -> Run:
+        future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
+        if future is not None:
+            future.result()
+        arguments = self._adopt(module.get_args(), nodes)
+        return lambda: module.call(arguments)
+
+    def _adopt(self, arguments: Sequence[Any], nodes: Sequence[Any]) -> list[Any]:
+        """The arguments of a generated kernel, with our tensors in place of its own where they look alike.
+
+        Two buffers that look alike may change places; they are alike for the time that it takes, too.
+        """
+        names = {dep.name for node in nodes for dep in (*node.read_writes.reads, *node.read_writes.writes)}
+        names |= {x.get_name() for node in nodes if node.is_template() for x in node.node.inputs}
+        product = self.contest.node.node.get_name()
+        ours = [self._buffer(name) for name in sorted(names, key=lambda name: name != product)]
+        adopted = []
+        for argument in arguments:
+            look = _look(argument)
+            found = next((i for i, tensor in enumerate(ours) if _look(tensor) == look), None)
+            adopted.append(argument if found is None or look is None else ours.pop(found))
+        return adopted
+
+    def _view(self, node: Any) -> torch.Tensor:
+        layout = node.get_layout()
+        size, stride = _hints(layout.size), _hints(layout.stride)
+        return torch.as_strided(self._buffer(node.get_name()), size, stride, *_hints([layout.offset]))
+
+    def _buffer(self, name: str) -> torch.Tensor:
+        """The tensor behind the buffer `name` of the graph."""
+        if name not in self._buffers:
+            node = V.graph.get_buffer(name)
+            with preserve_rng_state():
+                self._buffers[name] = rand_strided(
+                    _hints(node.get_size()), _hints(node.get_stride()), dtype=node.get_dtype(), device=node.get_device()
+                )
+        return self._buffers[name]
+
+
+def _look(value: Any) -> tuple | None:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _hints(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(V.graph.sizevars.simplify(value)) if not isinstance(value, int) else value for value in values)
