@@ -54,7 +54,8 @@ class Alternative:
     """One complete way to compute a region.
 
     candidate: the kernel configuration, readable. fused and separate: which nodes run inside the GEMM's kernel and
-    which in kernels of their own. timing and status: what it costs; `refusal` says why it failed, was pruned or
+    which in kernels of their own. epilogue: the digest of the program that a CuTe DSL kernel carries, empty for a
+    plain one (with `addmm`, a kernel may carry the bias or a residual without fusing any node). timing and status: what it costs; `refusal` says why it failed, was pruned or
     was not chosen. compile_s: seconds to compile the GEMM's kernel, 0 when it came from a cache.
     """
 
@@ -62,6 +63,7 @@ class Alternative:
     candidate: str
     fused: tuple[str, ...] = ()
     separate: tuple[str, ...] = ()
+    epilogue: str = ""
     timing: Timing | None = None
     status: Status = Status.MEASURED
     refusal: Refusal | None = None
@@ -74,6 +76,7 @@ class Alternative:
             "candidate": self.candidate,
             "fused": list(self.fused),
             "separate": list(self.separate),
+            "epilogue": self.epilogue,
             "compile_s": round(self.compile_s, 3),
             "us": None if self.timing is None else round(self.timing.us, 3),
             "spread": None if self.timing is None else round(self.timing.spread, 3),
@@ -84,21 +87,31 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class NodeOrigin:
+    """Where a scheduler node comes from: the ATen operators behind it, and the lines of the user's program."""
+
+    name: str
+    operators: tuple[str, ...]
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Decision:
     """What was decided for one GEMM.
 
     `chosen` is an index into `alternatives`, or None when stock Inductor was left to choose by itself (then
-    `refusals` says why). `program` is the epilogue of the largest region, or of the GEMM alone.
+    `refusals` says why). `programs`: the epilogue of each region, largest first, and of the GEMM alone. `nodes`:
+    the GEMM and the members of the largest region.
     """
 
     graph: str
     gemm: str
     problem: Problem | None
-    program: EpilogueProgram | None
+    programs: tuple[EpilogueProgram, ...]
     alternatives: tuple[Alternative, ...]
     chosen: int | None
     refusals: tuple[Refusal, ...] = ()
-    source: tuple[str, ...] = ()
+    nodes: tuple[NodeOrigin, ...] = ()
     versions: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -109,12 +122,12 @@ class Decision:
     @property
     def fused(self) -> bool:
         """True when a CuTe DSL kernel with an epilogue was chosen."""
-        return self.choice is not None and self.choice.backend is Backend.NVGEMM and bool(self.choice.fused)
+        return self.choice is not None and bool(self.choice.epilogue)
 
     @property
     def best_unfused(self) -> Alternative | None:
-        """The fastest alternative that fuses nothing."""
-        timed = [a for a in self.alternatives if a.timing is not None and not a.fused]
+        """The fastest alternative whose GEMM kernel carries nothing."""
+        timed = [a for a in self.alternatives if a.timing is not None and not a.fused and not a.epilogue]
         return min(timed, key=lambda a: a.timing.us, default=None)
 
 
@@ -123,7 +136,7 @@ def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tu
 
     The fastest wins, except that an NVGEMM alternative must beat the fastest of the others by more than the larger
     of the two spreads: a tie goes to stock. `force` (a debugging aid) picks the NVGEMM alternative that fuses
-    most, whatever it costs.
+    most, whatever it costs, wherever one has an epilogue.
     """
     timed = [i for i, a in enumerate(alternatives) if a.timing is not None and a.status is not Status.FAILED]
     if not timed:
@@ -132,8 +145,9 @@ def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tu
     ours = [i for i in timed if alternatives[i].backend is Backend.NVGEMM]
     winner = min(timed, key=lambda i: alternatives[i].timing.us)
     close = False
-    if force and any(alternatives[i].fused for i in ours):
-        winner = min(ours, key=lambda i: (-len(alternatives[i].fused), alternatives[i].timing.us))
+    fusing = [i for i in ours if alternatives[i].epilogue]
+    if force and fusing:
+        winner = min(fusing, key=lambda i: (-len(alternatives[i].fused), alternatives[i].timing.us))
     elif winner in ours and stock:
         rival = min(stock, key=lambda i: alternatives[i].timing.us)
         fast, slow = alternatives[winner].timing, alternatives[rival].timing

@@ -21,7 +21,7 @@ class NodeFacts:
 
     refusal: why the node cannot be part of any epilogue, or None when it can. escapes: its result is an output of
     the graph. absorbs: Inductor would compute what this node reads inside its own kernel (it is pointwise or a
-    reduction, and not a template or an external kernel).
+    reduction; a template and an external kernel are not).
     """
 
     refusal: Refusal | None = None
@@ -54,7 +54,7 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
     """
     search = RegionSearch()
     descendants = networkx.descendants(graph, gemm)
-    if not any(True for _ in graph.successors(gemm)):
+    if not descendants:
         search.refusals.append(Refusal(Reason.NO_READER))
         return search
     if _facts(graph, gemm).escapes:
@@ -62,18 +62,23 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
         return search
 
     grown: list[str] = []
+    explained: set[str] = set()  # outside, for a reason that is noted here or at what they read
     position = {node: index for index, node in enumerate(graph)}
     for node in networkx.lexicographical_topological_sort(graph.subgraph(descendants), key=position.__getitem__):
-        needed = [p for p in graph.predecessors(node) if p == gemm or p in descendants]
-        if not any(p == gemm or p in grown for p in needed):
-            continue  # below the region's edge: what refused its predecessor is the reason
+        needed = {p for p in graph.predecessors(node) if p == gemm or p in descendants}
+        if needed & explained:
+            explained.add(node)
+        if needed & explained or not needed & {gemm, *grown}:
+            continue
         refusal = _facts(graph, node).refusal
-        if refusal is None and not all(p == gemm or p in grown for p in needed):
+        if refusal is None and not needed <= {gemm, *grown}:
             refusal = Refusal(Reason.NOT_CONVEX, f"{node} also reads what is computed outside")
         if refusal is None:
             grown.append(node)
-        else:
+        elif refusal.reason is not Reason.NOT_POINTWISE or _facts(graph, node).absorbs:
+            explained.add(node)
             search.refusals.append(refusal)
+        # (That the next GEMM or an external kernel reads the result is no refusal: it is where every region ends.)
 
     for length in range(len(grown), 0, -1):
         region = _as_region(graph, gemm, grown[:length])
@@ -81,6 +86,8 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
             search.regions.append(region)
         elif region not in search.refusals:
             search.refusals.append(region)
+    if not search.regions and not search.refusals:
+        search.refusals.append(Refusal(Reason.NO_READER))
     return search
 
 

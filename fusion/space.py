@@ -38,6 +38,10 @@ class Access:
     stride_n: int
     offset: int
 
+    def over(self, size: tuple[int, int]) -> Access:
+        """The same elements for a product of `size` (M, N): along an axis of size 1 nothing moves."""
+        return Access(self.stride_m if size[0] > 1 else 0, self.stride_n if size[1] > 1 else 0, self.offset)
+
     def operand(self, size: tuple[int, int], dtype: torch.dtype) -> Operand | Refusal:
         """The operand that a load with this access is over a product of `size` (M, N), or why it is none."""
         if self.stride_m == 0 and self.stride_n == 0:
