@@ -39,7 +39,10 @@ class CompiledKernel:
 
 
 class KernelCompiler:
-    """At most `workers` compilations at a time, each in a process of its own."""
+    """At most `workers` compilations at a time, each in a process of its own.
+
+    `submitted` and `finished` count requests, for whoever shows progress.
+    """
 
     def __init__(self, store: KernelStore, workers: int) -> None:
         self.store = store
@@ -49,6 +52,8 @@ class KernelCompiler:
         self._idle: list[_Worker] = []
         self._lock = threading.Lock()
         self._running: dict[str, Future] = {}
+        self.submitted = 0
+        self.finished = 0
         atexit.register(self.close)
 
     def prepare(self, count: int) -> None:
@@ -63,7 +68,8 @@ class KernelCompiler:
             future = self._running.get(spec.key)
             if future is None:
                 future = self._running[spec.key] = self._threads.submit(self._compile, spec)
-                future.add_done_callback(lambda _: self._running.pop(spec.key, None))
+                self.submitted += 1
+                future.add_done_callback(lambda _: self._finish(spec))
         return future
 
     def compile(self, specs: Sequence[KernelSpec]) -> list[CompiledKernel | Refusal]:
@@ -97,6 +103,10 @@ class KernelCompiler:
         finally:
             target.unlink(missing_ok=True)
             self._give_back(worker)
+
+    def _finish(self, spec: KernelSpec) -> None:
+        self._running.pop(spec.key, None)
+        self.finished += 1
 
     def _take(self) -> _Worker:
         with self._lock:

@@ -74,13 +74,13 @@ def emit(program: EpilogueProgram) -> str:
     lines = [f"def {FUNCTION_NAME}({', '.join(names)}):"]
     for index, operand in enumerate(program.operands):
         if operand.kind is OperandKind.SCALAR and operand.dtype != torch.float32:  # the other kinds arrive widened
-            lines.append(f"    {operand_name(index)} = {operand_name(index)}.to(Float32)")
+            lines.append(f"    {operand_name(index)} = Float32({operand_name(index)})")
     for number, instruction in enumerate(program.instructions):
         inputs = [names[value] for value in instruction.inputs]
         if instruction.op == CONSTANT:
             expression = _constant(instruction.constant)
         elif instruction.op == TO_DTYPE:
-            expression = f"{inputs[0]}.to({DSL_TYPES[instruction.dtype]}).to(Float32)"
+            expression = f"Float32({DSL_TYPES[instruction.dtype]}({inputs[0]}))"
         else:
             # The cast gives the result of a selection its type back, and does nothing to any other.
             value_type = DSL_TYPES[compute_dtype(instruction.dtype)]

@@ -58,21 +58,17 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
     # What every call passes alike. The scheduler's tuple: clusters, raster order (compiled in), swizzle, and three
     # things that plain GEMMs do not use; the epilogue's ends with split-K's semaphore and workspace.
     scheduler = (clusters, None, _SWIZZLE, None, None, None)
-    tail = (None, None)
     count = len(spec.program.operands)
-    scalars = [i for i, operand in enumerate(spec.program.operands) if operand.kind is OperandKind.SCALAR]
+    scalars = {i for i, operand in enumerate(spec.program.operands) if operand.kind is OperandKind.SCALAR}
+    swap_ab = spec.candidate.swap_ab
 
-    if scalars:
-
-        def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
-            operands = [t.data_ptr() if i in scalars else t for i, t in enumerate(rest[:count])]
-            function(a, b, rest[count], None, (*operands, *rest[count + 1 :], *tail), scheduler, None, None, None)
-
-    else:
-
-        def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
-            extra = (*rest[:count], *rest[count + 1 :], *tail)
-            function(a, b, rest[count], None, extra, scheduler, None, None, None)
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
+        operands = rest[:count]
+        if scalars:  # they cross as addresses
+            operands = [t.data_ptr() if i in scalars else t for i, t in enumerate(operands)]
+        first, second = (b, a) if swap_ab else (a, b)  # a kernel of the transposed product takes B in A's place
+        epilogue = (*operands, *rest[count + 1 :], None, None)
+        function(first, second, rest[count], None, epilogue, scheduler, None, None, None)
 
     return launch
 
@@ -82,4 +78,5 @@ def resident_clusters(cluster_size: int) -> int:
     """How many clusters of `cluster_size` blocks the current GPU holds at once, as its driver says."""
     import cutlass.utils
 
+    torch.cuda.synchronize()  # makes the context that the driver wants to be asked in
     return cutlass.utils.HardwareInfo().get_max_active_clusters(cluster_size)

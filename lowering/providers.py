@@ -6,10 +6,11 @@
 Both compile to an object file that exports one function in the TVM-FFI calling convention. It takes torch tensors
 of any size (of the class compiled for), checks them, and launches on the current stream:
 
-    quack       function(A, B, D, None, (*operands, None, None), scheduler, None, None, None)
+    quack       function(A, B, D, None, (*operands, *further stores, None, None), scheduler, None, None, None)
     operators   function(A, B, D)
 
-with A (M, K), B (K, N), D (M, N); see `launcher` for the scheduler's tuple.
+with A (M, K), B (K, N), D (M, N); A and B change places in a kernel with swapped operands. See `launcher` for the
+scheduler's tuple.
 """
 
 from __future__ import annotations
