@@ -118,6 +118,8 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
         for region, choice, call, future in waiting:
             compiled = future.result()
             alternative = _alternative(contest, Backend.NVGEMM, str(choice.candidate), region)
+            if not call.spec.program.is_identity:
+                alternative = replace(alternative, epilogue=call.spec.program.digest)
             if isinstance(compiled, CompiledKernel):
                 alternative = replace(alternative, compile_s=compiled.seconds)
                 entrants.append(Contender(alternative, region, choice, call, compiled))
@@ -181,20 +183,19 @@ def _alternative(contest: Contest, backend: Backend, name: str, region: Region |
 
 def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     """The entrant with the cost model's time in place of a stopwatch's."""
-    alternative, gemm = entrant.alternative, contest.gemm
+    alternative, problem = entrant.alternative, contest.gemm.problem
     if alternative.status is Status.FAILED:
         return entrant
-    dtype = contest.node.node.get_dtype()
-    output_bytes = gemm.problem.m * gemm.problem.n * dtype.itemsize
-    candidate = entrant.choice.candidate if alternative.backend is Backend.NVGEMM else None
-    us = cost_model.gemm_us(gemm.problem, output_bytes, contest.target, candidate)
-    fused, largest = contest.programs.get(entrant.region), contest.largest_program
-    if fused is not None:
-        us += cost_model.epilogue_us(gemm.problem, fused.program, contest.target)
-    if alternative.separate:
-        us += cost_model.pointwise_us(gemm.problem, largest, dtype, contest.target)
+    program = contest.programs[entrant.region].program
+    if alternative.backend is Backend.NVGEMM:
+        us = cost_model.gemm_us(problem, [entrant.choice.candidate], program)
+    else:
+        us = cost_model.gemm_us(problem, candidates(problem, contest.target, program, None), program)
     if alternative.backend is Backend.TRITON:
         us *= cost_model.TRITON_FACTOR
+    if alternative.separate:
+        dtype = contest.node.node.get_dtype()
+        us += cost_model.pointwise_us(problem, contest.largest_program, dtype, contest.target)
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
 
 

@@ -68,7 +68,7 @@ class RegionCapture:
         """
         if config.emulate_precision_casts:
             value = self.builder.round_to(value, V.graph.get_dtype(target.buffer))
-        self.written[target.buffer] = target.access
+        self.written[target.buffer] = target.access.over(self.size)
         self.values[target.buffer] = value
 
     def add(self, node: BaseSchedulerNode) -> Refusal | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 
 from ..fusion import log
-from ..fusion.decision import Decision
+from ..fusion.decision import Decision, NodeOrigin
 from ..fusion.program import ProgramBuilder, Store
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.candidates import candidates
@@ -144,8 +146,27 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
 
 def _log_refusal(node: torch.fx.Node, refusal: Refusal) -> None:
     """Writes down that the GEMM of `node` gets no candidates; the scheduler pass will not see it."""
-    source = tuple(filter(None, [node.meta.get("stack_trace")]))
-    log.write(Decision(graph_name(), node.name, None, None, (), None, (refusal,), source), config.nvgemm_fusion_log)
+    decision = Decision(graph_name(), node.name, None, (), (), None, (refusal,), (origin(node.name, [node]),))
+    log.write(decision, config.nvgemm_fusion_log)
+
+
+def origin(name: str, nodes: Iterable[torch.fx.Node]) -> NodeOrigin:
+    """Where something called `name` comes from, by the FX nodes that it was lowered from."""
+    ordered = sorted(nodes, key=lambda node: node.name)
+    operators = (node.meta.get("original_aten", node.target) for node in ordered)
+    packets = (getattr(operator, "_overloadpacket", operator) for operator in operators)
+    lines = (_innermost_line(node.meta.get("stack_trace") or "") for node in ordered)
+    return NodeOrigin(
+        name,
+        tuple(dict.fromkeys(getattr(packet, "__name__", str(packet)) for packet in packets)),
+        tuple(dict.fromkeys(filter(None, lines))),
+    )
+
+
+def _innermost_line(stack_trace: str) -> str:
+    """`file:line: code` of the last frame of a stack trace as FX keeps it; empty for an empty one."""
+    frames = re.findall(r'File "(.+)", line (\d+), in .+\n\s+(.+)', stack_trace)
+    return "{}:{}: {}".format(*frames[-1]) if frames else ""
 
 
 def graph_name() -> str:

@@ -26,7 +26,7 @@ from ..lowering.packages import installed_versions
 from ..lowering.targets import Target
 from .alternatives import Contender, Contest, contenders
 from .capture import BufferAccess, RegionCapture
-from .choices import NvgemmChoice, graph_name, is_enabled, target_of_graph
+from .choices import NvgemmChoice, graph_name, is_enabled, origin, target_of_graph
 from .gemm import Gemm, product_access
 from .graph import draw
 
@@ -150,16 +150,16 @@ def _write(
     refusals: tuple[Refusal, ...],
     contest: Contest | None = None,
 ) -> None:
-    origins = sorted(node.node.get_origins(), key=str)
+    members = [] if contest is None else [contest.nodes[name] for name in contest.members]
     decision = Decision(
         graph=graph_name(),
         gemm=node.node.get_name(),
         problem=None if gemm is None else gemm.problem,
-        program=None if contest is None else contest.largest_program,
+        programs=() if contest is None else tuple(c.program for c in contest.programs.values()),
         alternatives=tuple(alternatives),
         chosen=chosen,
         refusals=tuple(dict.fromkeys(refusals)),
-        source=tuple(dict.fromkeys(filter(None, (origin.meta.get("stack_trace") for origin in origins)))),
+        nodes=tuple(origin(part.get_name(), part.node.get_origins()) for part in (node, *members)),
         versions=_versions(),
     )
     log.write(decision, config.nvgemm_fusion_log)

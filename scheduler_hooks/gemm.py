@@ -66,6 +66,7 @@ class Gemm:
             access = _broadcast_access(inputs[0].get_layout())
             if access is None:
                 return Refusal(Reason.SYMBOLIC_SHAPE, "the bias")
+            access = access.over(size)
             bias = BufferAccess(inputs[0].get_name(), access)
             operand = operand_of(bias.buffer, access, size, inputs[0].get_dtype())
             if not isinstance(operand, Operand):

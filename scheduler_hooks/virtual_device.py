@@ -58,7 +58,7 @@ def virtual_device(name: str) -> Iterator[VirtualDevice]:
     try:
         with (
             mock.patch.object(compile_fx, "_compile_fx_inner", lambda *a, **k: _compile_inner(device, *a, **k)),
-            torch._inductor.config.patch(force_disable_caches=True),
+            torch._inductor.config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
             torch._functorch.config.patch(enable_autograd_cache=False),
         ):
             yield device

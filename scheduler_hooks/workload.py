@@ -83,7 +83,8 @@ class Workload:
             return (lambda: function(*inputs, out=product)) if choice.has_out_variant else (lambda: function(*inputs))
         # Triton templates address their inputs from the start of the buffer, and take each buffer once.
         bases = {node.get_name(): self._buffer(node.get_name()) for node in choice.input_nodes}
-        return choice.bmreq.make_run_fn(*bases.values(), out=product)
+        # Made anew with each run, because it is bound to the stream that is current when it is made.
+        return lambda: choice.bmreq.make_run_fn(*bases.values(), out=product)()
 
     def _fused_triton(self, entrant: Contender) -> Run:
         node = self.contest.node
