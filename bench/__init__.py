@@ -1,0 +1,8 @@
+"""Side-by-side measurement: what the project claims, and how it was measured.
+
+    graphs      the named graphs that are measured
+    smoke       four graphs at three sizes on a real GPU: `python -m nvgemm_fusion.bench.smoke`
+    demo        a small MLP and a Llama block, on a GPU or on the virtual one: `make demo`
+    table       decisions as a table for the terminal
+    command     the command `nvgemm-fusion`
+"""

@@ -1,0 +1,172 @@
+"""A small MLP and a Llama decoder block with the flag on: what is fused, against what, and is it right.
+
+    make demo        (or: python -m nvgemm_fusion.bench.demo)
+
+On a CUDA GPU of compute capability 9.0 everything is real: times are measured and outputs are compared with
+float64. Anywhere else the graphs are lowered for a virtual H200: kernels are compiled to machine code for sm_90a,
+every emitted epilogue is compared with the float64 reference on the CPU, and times come from a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor.config as config
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..fusion import log
+from ..fusion.program import EpilogueProgram, OperandKind
+from ..fusion.reference import evaluate
+from ..lowering.compiler import shared_compiler
+from ..lowering.dry_run import dry_run
+from ..scheduler_hooks.virtual_device import virtual_device
+from .table import decision_table
+
+HIDDEN, INTERMEDIATE, TOKENS = 4096, 14336, 256
+SETTINGS = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "ATEN,TRITON",
+    "nvgemm_epilogue_fusion": True,
+}
+TOLERANCE = 2e-2
+"""Relative error in the Frobenius norm that a bfloat16 block may have against float64."""
+
+
+class Mlp(torch.nn.Module):
+    """Two linear layers with biases and a tanh GELU between them, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(HIDDEN, INTERMEDIATE)
+        self.down = torch.nn.Linear(INTERMEDIATE, HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x), approximate="tanh"))
+
+
+def llama_block() -> tuple[torch.nn.Module, Callable[[torch.Tensor], tuple[Any, ...]]]:
+    """One decoder layer of Llama 3 8B's shape with random weights, and what it is called with for hidden states."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    shape = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_hidden_layers=1,
+        attn_implementation="sdpa",
+    )
+    rotary = LlamaRotaryEmbedding(shape)
+
+    def arguments(x: torch.Tensor) -> dict[str, Any]:
+        positions = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        return {"position_embeddings": rotary.to(x.device)(x, positions), "position_ids": positions}
+
+    return LlamaDecoderLayer(shape, layer_idx=0), arguments
+
+
+def main() -> None:
+    """Runs both models and prints a table. Exits with 1 when a number is wrong."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    real = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    where = torch.cuda.get_device_name() if real else "virtual H200 (no SM90 GPU here: times are modelled)"
+    console.print(f"torch {torch.__version__} on {where}")
+    block, arguments = llama_block()
+    models = (("two-layer MLP with bias and GELU", Mlp(), lambda x: {}), ("Llama decoder block", block, arguments))
+    right = True
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        for number, (title, model, arguments) in enumerate(models):
+            path = str(Path(folder) / f"{number}.jsonl")
+            with config.patch({**SETTINGS, "nvgemm_fusion_log": path}), _progress(console, title):
+                checks = _on_gpu(model, arguments) if real else _on_virtual_device(model, arguments)
+            records = list(log.read(path))
+            checks = checks if real else list(_check_epilogues(records))
+            console.print(decision_table(records, title))
+            for sentence, holds in checks:
+                console.print(f"  {'[green]right[/green]' if holds else '[red]WRONG[/red]'}: {sentence}")
+                right = right and holds
+    sys.exit(0 if right else 1)
+
+
+def _on_gpu(model: torch.nn.Module, arguments: Callable) -> list[tuple[str, bool]]:
+    """Compiles and runs `model` on the GPU, and compares its output with float64 on the same weights."""
+    model = model.to("cuda", torch.bfloat16)
+    x = torch.randn(1, TOKENS, HIDDEN, device="cuda").to(torch.bfloat16)
+    result = _tensor(torch.compile(model)(x, **arguments(x)))
+    exact = _tensor(model.double()(x.double(), **arguments(x.double())))
+    error = ((result.double() - exact).norm() / exact.norm()).item()
+    return [(f"output against float64: relative error {error:.1e}", error < TOLERANCE)]
+
+
+def _on_virtual_device(model: torch.nn.Module, arguments: Callable) -> list[tuple[str, bool]]:
+    """Lowers `model` for the virtual H200."""
+    model = model.to(torch.bfloat16)
+    x = torch.randn(1, TOKENS, HIDDEN).to(torch.bfloat16)
+    with virtual_device("H200"):
+        torch.compile(model)(x, **arguments(x))
+    return []
+
+
+def _check_epilogues(records: list[dict[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """Every epilogue that was emitted, run on the CPU and compared with the reference."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        OperandKind.TILE: (64, 128),
+        OperandKind.ROW: (128,),
+        OperandKind.COLUMN: (64,),
+        OperandKind.SCALAR: (1,),
+    }
+    for record in records:
+        for digest in dict.fromkeys(a["epilogue"] for a in record["alternatives"] if a["epilogue"]):
+            program = EpilogueProgram.from_json(record["programs"][digest]["ssa"])
+            accumulator = torch.randn(64, 128, dtype=torch.float64, generator=generator)
+            operands = [
+                torch.randn(shapes[operand.kind], generator=generator).to(operand.dtype)
+                for operand in program.operands
+            ]
+            pairs = zip(dry_run(program, accumulator, operands), evaluate(program, accumulator, operands))
+            holds = all(torch.allclose(emitted, exact, rtol=1e-12, atol=1e-12) for emitted, exact in pairs)
+            compiled = [a for a in record["alternatives"] if a["epilogue"] == digest and a["status"] != "failed"]
+            yield f"{record['gemm']}: epilogue {digest}, compiled for {len(compiled)} configurations", holds
+
+
+@contextlib.contextmanager
+def _progress(console: Console, title: str) -> Iterator[None]:
+    """A bar that counts kernels while a model compiles."""
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} kernels"), TimeElapsedColumn()
+    compiler, done = shared_compiler(config.compile_threads), threading.Event()
+    submitted, finished = compiler.submitted, compiler.finished
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(f"compiling {title}", total=None)
+
+        def follow() -> None:
+            while not done.wait(0.2):
+                total = (compiler.submitted - submitted) or None
+                progress.update(task, total=total, completed=compiler.finished - finished)
+
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            done.set()
+            follower.join()
+
+
+def _tensor(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output
+
+
+if __name__ == "__main__":
+    main()

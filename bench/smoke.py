@@ -1,0 +1,118 @@
+"""Four graphs at three sizes on a real GPU, side by side with stock, checked against float64.
+
+    python -m nvgemm_fusion.bench.smoke [OUTPUT]        (default: bench/results/h200-smoke.json)
+
+All times of a record come from one process and one window of the stopwatch: the graph compiled with the flag on
+(what was chosen), with everything fused by force, unfused (ATen's GEMM and Inductor's pointwise kernel), as stock
+`ATEN,TRITON` compiles it, and eager. An error ratio is the error against float64 over that of the unfused form.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor.config as config
+
+from ..fusion import log
+from ..fusion.decision import Timing
+from ..lowering.packages import installed_versions
+from ..scheduler_hooks.stopwatch import Stopwatch
+from .graphs import GRAPHS, Graph
+
+SIZES = ((16, 14336, 4096), (256, 14336, 4096), (4096, 14336, 4096))
+STOCK = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "nvgemm_epilogue_fusion": False}
+UNFUSED = {**STOCK, "max_autotune_gemm_backends": "ATEN"}
+FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
+FORCED = {**FUSED, "nvgemm_fusion_force": True}
+DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-smoke.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the records. Exits with 1 when a result is wrong."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    output = Path(arguments[0]) if arguments else DEFAULT_OUTPUT
+    records = []
+    print(f"{'graph':10} {'M':>5} {'chosen':>8} {'forced':>8} {'unfused':>8} {'stock':>8} {'eager':>8}  err  forced  choice")
+    for size in SIZES:
+        for graph in GRAPHS:
+            record = measure(graph, *size)
+            records.append(record)
+            print(
+                f"{graph.name:10} {size[0]:5} {record['us_chosen']:8.1f} {record['us_forced']:8.1f}"
+                f" {record['us_best_unfused']:8.1f} {record['us_stock']:8.1f} {record['us_eager']:8.1f}"
+                f"  {record['error_ratio']:.2f} {record['error_ratio_forced']:.2f}"
+                f"  {record['chosen_backend']} {record['chosen_candidate']} fused={record['fused']}",
+                flush=True,
+            )
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    if any(max(record["error_ratio"], record["error_ratio_forced"]) > 1.1 for record in records):
+        sys.exit(1)
+
+
+def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
+    """One record: `graph` at (M, N, K) in bfloat16."""
+    torch.manual_seed(0)
+    inputs = graph.inputs(m, n, k)
+    exact = graph.function(*(tensor.double() for tensor in inputs))
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "log.jsonl")
+        chosen = compiled(graph, inputs, {**FUSED, "nvgemm_fusion_log": path})
+        (decision,) = log.read(path)
+    forms = {
+        "chosen": chosen,
+        "forced": compiled(graph, inputs, FORCED),
+        "best_unfused": compiled(graph, inputs, UNFUSED),
+        "stock": compiled(graph, inputs, STOCK),
+        "eager": graph.function,
+    }
+    with torch.no_grad():
+        errors = {name: error(form(*inputs), exact) for name, form in forms.items()}
+        timings = Stopwatch(rounds=40).time([lambda form=form: form(*inputs) for form in forms.values()])
+    times = {name: timing for name, timing in zip(forms, timings) if isinstance(timing, Timing)}
+    choice = decision["alternatives"][decision["chosen"]]
+    return {
+        "graph": graph.name,
+        "m": m,
+        "n": n,
+        "k": k,
+        "dtype": "bfloat16",
+        "chosen_backend": choice["backend"],
+        "chosen_candidate": choice["candidate"],
+        "fused": decision["fused"],
+        **{f"us_{name}": round(timing.us, 2) for name, timing in times.items()},
+        **{f"spread_{name}": round(timing.spread, 2) for name, timing in times.items()},
+        "error_ratio": round(errors["chosen"] / errors["best_unfused"], 4),
+        "error_ratio_forced": round(errors["forced"] / errors["best_unfused"], 4),
+        "decision": decision,
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name(),
+        "versions": installed_versions(),
+    }
+
+
+def compiled(graph: Graph, inputs: Sequence[torch.Tensor], settings: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """`graph` compiled under `settings`, and run once."""
+    original = graph.function
+    # A code object of its own: Dynamo keeps what it compiled with the code, and would hand it out again.
+    copy = types.FunctionType(original.__code__.replace(), original.__globals__, closure=original.__closure__)
+    with config.patch(settings), torch.no_grad():
+        function = torch.compile(copy, dynamic=False)
+        function(*inputs)
+    return function
+
+
+def error(result: torch.Tensor, exact: torch.Tensor) -> float:
+    """The relative error in the Frobenius norm."""
+    return ((result.double() - exact).norm() / exact.norm()).item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Decision records as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+from ..fusion.reasons import Reason
+
+
+def decision_table(records: Iterable[dict[str, Any]], title: str) -> Table:
+    """One row a GEMM: its problem and what comes after it, the choice, the alternatives with times, and why not."""
+    table = Table(title=title, show_lines=True)
+    for heading in ("GEMM", "choice", "alternatives, us (fastest of each kind)", "why not more"):
+        table.add_column(heading, no_wrap=heading.startswith("alternatives"))
+    for record in records:
+        table.add_row(*("\n".join(lines) for lines in _row(record)))
+    return table
+
+
+def _row(record: dict[str, Any]) -> tuple[list[str], ...]:
+    problem, chosen, alternatives = record["problem"], record["chosen"], record["alternatives"]
+    gemm = [f"{record['graph']} {record['gemm']}"]
+    if problem is not None:
+        gemm.append(f"{problem['m']} x {problem['n']} x {problem['k']}")
+    operators = [operator for node in record["nodes"][1:] for operator in node["operators"]]
+    if operators:
+        gemm.append(f"then {', '.join(operators)}")
+    if chosen is None:
+        return gemm, ["left to Inductor"], [], _why_not(record)
+    choice = alternatives[chosen]
+    time = f"{choice['us']:.1f} us" + (" (modelled)" if choice["status"] == "modelled" else "")
+    return gemm, [_describe(choice, record["fused"]), time], _best_of_each_kind(alternatives), _why_not(record)
+
+
+def _describe(alternative: dict[str, Any], bold: bool) -> str:
+    carried = f" + {len(alternative['fused'])} fused" if alternative["fused"] else ""
+    carried = carried or (" + bias fused" if alternative["epilogue"] else "")
+    text = f"{alternative['backend']} {alternative['candidate']}{carried}"
+    return f"[bold]{text}[/bold]" if bold else text
+
+
+def _best_of_each_kind(alternatives: list[dict[str, Any]]) -> list[str]:
+    """A line for each (backend, fused or not): the fastest, or why none of them has a time."""
+    kinds: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    for alternative in alternatives:
+        kinds.setdefault((alternative["backend"], bool(alternative["fused"])), []).append(alternative)
+    lines = []
+    for (backend, fused), members in kinds.items():
+        name = f"{backend} {'fused' if fused else 'unfused'}"
+        timed = [member for member in members if member["us"] is not None]
+        if timed:
+            best = min(timed, key=lambda member: member["us"])
+            lines.append(f"{best['us']:8.1f} {name} (of {len(members)})")
+        else:
+            lines.append(f"      -- {name}: {members[0]['reason']}")
+    return lines
+
+
+def _why_not(record: dict[str, Any]) -> list[str]:
+    """The reasons why nothing more was fused, and why a fused kernel was not chosen."""
+    lines = [f"{r['reason']}: {r['detail'] or Reason(r['reason']).sentence}" for r in record["refusals"]]
+    ours = [a for a in record["alternatives"] if a["epilogue"]]
+    if ours and not record["fused"]:
+        best = min(ours, key=lambda a: a["us"] if a["us"] is not None else float("inf"))
+        lines.append(f"fused kernel {best['reason']}: {best['detail']}")
+    return lines
