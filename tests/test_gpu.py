@@ -1,0 +1,161 @@
+"""On a real Hopper GPU: fused by force, every result is compared with float64 and with the unfused one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytestmark = pytest.mark.gpu
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+def randn(*shape, dtype=BF16):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def relative_error(result, exact):
+    return ((result.double() - exact).norm() / exact.norm()).item()
+
+
+def fused_by_force(function, inputs, config, decisions):
+    """The result with every legal region fused. Checks against float64, and that something was fused."""
+    exact = function(*(x.double() for x in inputs))
+    torch._dynamo.reset()
+    with config.patch(nvgemm_epilogue_fusion=False, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        unfused = torch.compile(function)(*inputs)
+    torch._dynamo.reset()
+    with config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        compiled = torch.compile(function)
+        compiled(*inputs)
+        result = compiled(*inputs)
+    assert any(record["fused"] for record in decisions()), [
+        (a["candidate"], a["reason"], a["detail"]) for record in decisions() for a in record["alternatives"]
+    ]
+    assert result.dtype == unfused.dtype and result.shape == unfused.shape
+    assert relative_error(result, exact) <= 1.1 * relative_error(unfused, exact) + 1e-12
+    return result, unfused
+
+
+SIZES = [(512, 1024, 512), (16, 2048, 1024), (1000, 1000, 1000), (17, 264, 72), (1, 512, 256)]
+"""(M, N, K): tiles that fit, decode, no multiple of any tile, odd M, a single row."""
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(
+    "name", ["bias_relu", "bias_gelu_tanh", "bias_gelu_erf", "residual", "silu_mul", "sigmoid_scale", "clamp_chain"]
+)
+def test_graphs(name, size, dtype, inductor_config, decisions):
+    m, n, k = size
+    x, w, b = randn(m, k, dtype=dtype), randn(n, k, dtype=dtype) / math.sqrt(k), randn(n, dtype=dtype)
+    tile, scale = randn(m, n, dtype=dtype), randn(1, dtype=dtype)
+    function, inputs = {
+        "bias_relu": (lambda x, w, b: F.relu(F.linear(x, w, b)), (x, w, b)),
+        "bias_gelu_tanh": (lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), (x, w, b)),
+        "bias_gelu_erf": (lambda x, w, b: F.gelu(F.linear(x, w, b)), (x, w, b)),
+        "residual": (lambda x, w, r: F.linear(x, w) + r, (x, w, tile)),
+        "silu_mul": (lambda x, w, u: F.silu(F.linear(x, w)) * u, (x, w, tile)),
+        "sigmoid_scale": (lambda x, w, s: torch.sigmoid(F.linear(x, w)) * s, (x, w, scale)),
+        "clamp_chain": (lambda x, w, r: (F.linear(x, w).clamp(-1, 1).abs() + r).exp().sqrt(), (x, w, tile)),
+    }[name]
+    fused_by_force(function, inputs, inductor_config, decisions)
+
+
+@pytest.mark.parametrize("axis", ["row", "column", "both"])
+def test_square_product_tells_rows_from_columns(axis, inductor_config, decisions):
+    x, w, row, column = randn(1024, 512), randn(1024, 512) / 20, randn(1024), randn(1024, 1)
+    function = {
+        "row": lambda x, w, r, c: F.relu(F.linear(x, w) * r),
+        "column": lambda x, w, r, c: F.relu(F.linear(x, w) * c),
+        "both": lambda x, w, r, c: F.relu(F.linear(x, w) * c * r + r - c),
+    }[axis]
+    fused_by_force(function, (x, w, row, column), inductor_config, decisions)
+
+
+@pytest.mark.parametrize("a_major", ["row", "column"])
+@pytest.mark.parametrize("b_major", ["row", "column"])
+def test_layouts(a_major, b_major, inductor_config, decisions):
+    a = randn(512, 1024) if a_major == "row" else randn(1024, 512).t()
+    b = randn(1024, 768) if b_major == "row" else randn(768, 1024).t()
+    fused_by_force(lambda a, b, r: F.relu(a @ b / 32) + r, (a, b, randn(512, 768)), inductor_config, decisions)
+
+
+@pytest.mark.parametrize("bias", ["row", "column", "full", "scalar"])
+@pytest.mark.parametrize("scalars", [(1, 1), (2.0, 0.5), (1, 0)], ids=str)
+def test_addmm(bias, scalars, inductor_config, decisions):
+    alpha, beta = scalars
+    shape = {"row": (768,), "column": (512, 1), "full": (512, 768), "scalar": (1, 1)}[bias]
+    inputs = randn(*shape), randn(512, 256), randn(256, 768) / 16
+    fused_by_force(
+        lambda c, a, b: torch.tanh(torch.addmm(c, a, b, alpha=alpha, beta=beta)), inputs, inductor_config, decisions
+    )
+
+
+def test_views_of_three_dimensions(inductor_config, decisions):
+    x, w, b, r = randn(4, 96, 512), randn(1024, 512) / 20, randn(1024), randn(4, 96, 1024)
+    fused_by_force(lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r, (x, w, b, r), inductor_config, decisions)
+
+
+def test_residual_is_the_input(inductor_config, decisions):
+    x, w = randn(512, 1024), randn(1024, 1024) / 32
+    fused_by_force(lambda x, w: x + F.linear(x, w), (x, w), inductor_config, decisions)
+
+
+def test_special_values_are_inductors(inductor_config, decisions):
+    specials = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 3e38], device="cuda")
+    row = specials.repeat(64).to(BF16)
+    x, w = torch.zeros(256, 128, device="cuda", dtype=BF16), torch.zeros(512, 128, device="cuda", dtype=BF16)
+    for function in (
+        lambda x, w, r: F.relu(F.linear(x, w) + r),
+        lambda x, w, r: torch.sigmoid(F.linear(x, w) + r),
+        lambda x, w, r: (F.linear(x, w) + r).clamp(-1, 1),
+        lambda x, w, r: torch.maximum(F.linear(x, w), r),
+        lambda x, w, r: torch.where(F.linear(x, w) >= r, r, -r),
+        lambda x, w, r: torch.tanh(F.linear(x, w) + r) * torch.rsqrt(F.linear(x, w) + r),
+    ):
+        torch._dynamo.reset()
+        with inductor_config.patch(nvgemm_epilogue_fusion=False, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+            unfused = torch.compile(function)(x, w, row)
+        torch._dynamo.reset()
+        with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+            result = torch.compile(function)(x, w, row)
+        assert torch.equal(result.isnan(), unfused.isnan())
+        assert torch.equal(result.nan_to_num(), unfused.nan_to_num())
+        assert torch.equal(torch.signbit(result.nan_to_num()), torch.signbit(unfused.nan_to_num()))
+
+
+def test_cuda_graphs_and_side_streams(inductor_config, decisions):
+    x, w, b = randn(256, 1024), randn(2048, 1024) / 32, randn(2048)
+    function = lambda x, w, b: F.relu(F.linear(x, w, b))  # noqa: E731
+    exact = function(x.double(), w.double(), b.double())
+    with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        compiled = torch.compile(function, mode="max-autotune")
+        for _ in range(4):
+            result = compiled(x, w, b).clone()
+        assert relative_error(result, exact) < 1e-2
+        torch._dynamo.reset()
+        compiled = torch.compile(function)
+        compiled(x, w, b)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = compiled(x, w, b)
+        stream.synchronize()
+        assert relative_error(result, exact) < 1e-2
+    assert all(record["fused"] for record in decisions())
+
+
+def test_without_force_the_fastest_is_chosen(inductor_config, decisions):
+    x, w, b = randn(4096, 4096), randn(4096, 4096) / 64, randn(4096)
+    with torch.no_grad():
+        torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"))(x, w, b)
+    (record,) = decisions()
+    times = [a["us"] for a in record["alternatives"] if a["us"] is not None]
+    assert all(a["status"] in ("measured", "failed") for a in record["alternatives"])
+    assert {a["backend"] for a in record["alternatives"]} == {"ATEN", "TRITON", "NVGEMM"}
+    chosen = record["alternatives"][record["chosen"]]
+    assert chosen["us"] <= min(times) + max(a["spread"] or 0 for a in record["alternatives"])

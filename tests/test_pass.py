@@ -1,0 +1,230 @@
+"""From a compiled function to generated code, on the virtual H200: what is fused, what is not and why."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+BF16 = torch.bfloat16
+
+pytestmark = pytest.mark.usefixtures("h200", "instant_kernels")
+
+
+def randn(*shape, dtype=BF16):
+    return torch.randn(*shape).to(dtype)
+
+
+X, W, BIAS, TILE = randn(64, 32), randn(128, 32), randn(128), randn(64, 128)
+
+
+def reasons(record):
+    return [refusal["reason"] for refusal in record["refusals"]]
+
+
+def test_one_call_computes_gemm_and_epilogue(h200, decisions):
+    torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    (record,) = decisions()
+    assert record["fused"] and record["alternatives"][record["chosen"]]["status"] == "modelled"
+    code = h200.code[-1]
+    call = code[code.index("def call") : code.index("return (")]
+    assert call.count("nvgemm_") == 1
+    assert call.count("empty_strided_cuda(") == 1, "the product must not be allocated"
+    assert "extern_kernels" not in call and "triton_" not in call
+    assert code.count("load_kernel(") == 1 and "from nvgemm_fusion.lowering.launcher import load_kernel" in code
+
+
+def test_the_generated_module_is_valid_python(h200):
+    torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b)))(X, W, BIAS)
+    compile(h200.code[-1], "generated", "exec")
+
+
+def test_the_same_kernel_is_loaded_once(h200, inductor_config):
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        torch.compile(lambda x, w, v: (F.relu(F.linear(x, w)), F.relu(F.linear(x, v))))(X, W, randn(256, 32))
+    assert h200.code[-1].count("load_kernel(") == 1
+    assert h200.code[-1].count("nvgemm_") >= 3
+
+
+def test_the_record_says_everything(decisions):
+    torch.compile(lambda x, w, r: F.silu(F.linear(x, w)) * r)(X, W, TILE)
+    (record,) = decisions()
+    assert record["problem"]["m"] == 64 and record["problem"]["target"] == "sm_90a"
+    assert record["digest"] in record["programs"]
+    assert {a["backend"] for a in record["alternatives"]} == {"ATEN", "TRITON", "NVGEMM"}
+    operators = [operator for node in record["nodes"] for operator in node["operators"]]
+    assert {"mm", "silu", "mul"} <= set(operators)
+    assert any("test_pass.py" in line and "F.silu" in line for node in record["nodes"] for line in node["source"])
+    assert record["versions"]["torch"] == torch.__version__
+    assert all(a["us"] is not None or a["reason"] for a in record["alternatives"])
+    assert record["speedup"] > 1
+
+
+def test_swiglu_fuses_into_one_of_the_two(decisions):
+    torch.compile(lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v))(X, W, randn(128, 32))
+    first, second = decisions()
+    assert first["fused"] and not second["fused"]
+    assert reasons(second) == ["taken"]
+
+
+def test_two_gemms_that_read_each_other_do_not_wait_forever(h200, decisions):
+    """Both pointwise nodes read both products; only one of them may go into an epilogue."""
+
+    def function(x, w, v):
+        a, b = F.linear(x, w), F.linear(x, v)
+        return torch.relu(a) @ torch.ones(128, 8, dtype=BF16) + (torch.tanh(b) * a) @ torch.ones(128, 8, dtype=BF16)
+
+    torch.compile(function)(X, W, randn(128, 32))
+    assert len(decisions()) == 4
+    compile(h200.code[-1], "generated", "exec")
+
+
+def test_a_residual_in_front_of_a_norm_stays_with_the_norm(decisions):
+    torch.compile(lambda x, w, r: F.rms_norm(F.linear(x, w) + r, (128,)))(X, W, TILE)
+    (record,) = decisions()
+    assert not record["fused"] and set(reasons(record)) <= {"not pointwise", "reader fuses", "not convex"}
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x, w, r: F.linear(x, w).view(8, 8, 128).transpose(0, 1).relu() * 2, "index pattern"),
+        (lambda x, w, r: F.relu(F.linear(x, w)).roll(4, 0), "index pattern"),
+        (lambda x, w, r: F.relu(F.linear(x, w)[:, ::2]) + 1, "index pattern"),
+        (lambda x, w, r: F.relu(F.linear(x, w)[8:]) + 1, "index pattern"),
+        (lambda x, w, r: torch.special.bessel_j0(F.linear(x, w).float()), "unsupported op"),
+        (lambda x, w, r: F.dropout(F.linear(x, w), 0.5), "unsupported op"),
+        (lambda x, w, r: F.linear(x, w).to(torch.int32) + 1, "dtype"),
+        (lambda x, w, r: F.linear(x, w).double() * 2, "dtype"),
+        (lambda x, w, r: F.softmax(F.linear(x, w), -1), "not pointwise"),
+        (lambda x, w, r: (F.relu(F.linear(x, w)), F.linear(x, w).sum()), "product needed"),
+        (lambda x, w, r: (lambda y: (y, y.relu()))(F.linear(x, w)), "product needed"),
+        (lambda x, w, r: (lambda y: (y, y.sum(0)))(F.relu(F.linear(x, w))), "reader fuses"),
+        (lambda x, w, r: F.relu(F.linear(x, w)) + r[:, 1:129], "alignment"),
+        (lambda x, w, r: F.relu(F.linear(x, w)) + r[:, 0:256:2], "layout"),
+    ],
+)
+def test_left_alone_with_a_reason(decisions, inductor_config, function, reason):
+    tile = randn(64, 256) if reason in ("alignment", "layout") else TILE
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        torch.compile(function)(X, W, tile)
+    records = decisions()
+    assert records and not any(record["alternatives"][record["chosen"]]["fused"] for record in records)
+    assert reason in [r for record in records for r in reasons(record)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ((randn(64, 32, dtype=torch.float64), randn(128, 32, dtype=torch.float64)), "dtype"),
+        ((randn(64, 32, dtype=torch.float32), randn(128, 32, dtype=torch.float32)), "dtype"),
+        ((randn(64, 36), randn(128, 36)), "alignment"),
+        ((randn(64, 33)[:, 1:], randn(128, 32)), "alignment"),
+        ((randn(128, 64)[::2, ::2], randn(128, 32)), "layout"),
+        ((randn(3, 64, 32), randn(3, 128, 32)), "unsupported op"),
+    ],
+)
+def test_gemms_that_get_no_candidates(decisions, inputs, reason):
+    torch.compile(lambda x, w: torch.relu(x @ w.mT))(*inputs)
+    assert [r for record in decisions() for r in reasons(record)] == [reason]
+
+
+def test_symbolic_shapes_are_stock(h200, decisions):
+    torch.compile(lambda x, w: torch.relu(x @ w.t()), dynamic=True)(X, W)
+    (record,) = decisions()
+    assert reasons(record) == ["symbolic shape"] and "nvgemm_" not in h200.code[-1]
+
+
+def test_empty_sizes_are_stock(h200, decisions):
+    torch.compile(lambda x, w: torch.relu(x @ w.t()))(randn(0, 32), W)
+    assert "nvgemm_" not in h200.code[-1]
+
+
+def test_operands_on_the_cpu_are_not_read_by_a_kernel(h200, decisions):
+    """The virtual device moves every tensor to the GPU, so the graph is made by hand: a 0-d CPU tensor as scale."""
+    from nvgemm_fusion.scheduler_hooks.virtual_device import DEVICE, lower
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x, w = torch.empty(64, 32, dtype=BF16, device=DEVICE), torch.empty(32, 128, dtype=BF16, device=DEVICE)
+        scale = torch.empty((), dtype=BF16)
+        inputs = [x, w, scale]
+        graph = make_fx(lambda x, w, s: (torch.relu(x @ w) * s,), decomposition_table=select_decomp_table())(*inputs)
+    lower(h200, graph, inputs)
+    (record,) = decisions()
+    assert reasons(record) == ["device"]
+
+
+def test_a_gemm_of_a_tensor_with_itself(h200, inductor_config, decisions):
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        torch.compile(lambda x: torch.relu(x @ x))(randn(64, 64))
+    assert decisions()[0]["fused"]
+
+
+def test_outputs_planned_into_a_concatenation(h200, inductor_config, kernel_calls):
+    """Inductor lets producers write straight into the result of a cat; so do our kernels, with its strides."""
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        torch.compile(lambda x, w, v: torch.cat([F.relu(F.linear(x, w)), F.relu(F.linear(x, v))], 1))(
+            X, W, randn(64, 32)
+        )
+    assert [call.captured.outputs[0].access.stride_m for call in kernel_calls] == [192, 192]
+    assert h200.code[-1].count("empty_strided_cuda(") == 1
+
+
+def test_a_users_pass_is_still_called(inductor_config, decisions):
+    seen = []
+
+    def users_pass(nodes):
+        seen.append([node.get_name() for node in nodes])
+        return nodes
+
+    with inductor_config.patch(_pre_fusion_custom_pass=users_pass):
+        torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+        assert inductor_config._pre_fusion_custom_pass is users_pass
+        torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) - r)(X, W, TILE)
+    assert len(seen) == 2 and all(record["fused"] for record in decisions())
+
+
+def test_training_graphs_compile(decisions):
+    w = W.clone().requires_grad_()
+    with torch.enable_grad():
+        torch.compile(lambda x, w, b: F.relu(F.linear(x, w, b)))(X, w, BIAS).sum().backward()
+    assert w.grad.shape == W.shape
+    assert {record["graph"].endswith("_backward") for record in decisions()} == {False, True}
+
+
+def test_a_failure_of_ours_costs_a_warning_and_nothing_else(h200, decisions, monkeypatch, caplog):
+    from nvgemm_fusion.scheduler_hooks import fusion_pass
+
+    def broken(*_):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(fusion_pass, "contenders", broken)
+    with caplog.at_level(logging.WARNING, "nvgemm_fusion"):
+        result = torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    torch.testing.assert_close(result, F.relu(F.linear(X, W)) * TILE)
+    assert "left op0 to Inductor" in caplog.text and "nvgemm_" not in h200.code[-1]
+
+
+def test_when_no_kernel_compiles_stock_runs(h200, decisions, monkeypatch):
+    from concurrent.futures import Future
+
+    from nvgemm_fusion.fusion.reasons import Reason, Refusal
+    from nvgemm_fusion.scheduler_hooks import alternatives
+
+    class Broken:
+        def submit(self, spec):
+            future = Future()
+            future.set_result(Refusal(Reason.COMPILE_ERROR, "planted"))
+            return future
+
+    monkeypatch.setattr(alternatives, "shared_compiler", lambda workers: Broken())
+    torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    (record,) = decisions()
+    assert not record["fused"] and "nvgemm_" not in h200.code[-1]
+    assert "compile error" in {a["reason"] for a in record["alternatives"]}
