@@ -8,6 +8,7 @@ product, and one value leaving it, to readers that could not have computed it th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import networkx
@@ -21,12 +22,14 @@ class NodeFacts:
 
     refusal: why the node cannot be part of any epilogue, or None when it can. escapes: its result is an output of
     the graph. absorbs: Inductor would compute what this node reads inside its own kernel (it is pointwise or a
-    reduction; a template and an external kernel are not).
+    reduction; a template and an external kernel are not). spans: it is pointwise over as many elements as the
+    product has.
     """
 
     refusal: Refusal | None = None
     escapes: bool = False
     absorbs: bool = False
+    spans: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,17 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
     if not search.regions and not search.refusals:
         search.refusals.append(Refusal(Reason.NO_READER))
     return search
+
+
+def producers(graph: networkx.DiGraph, gemm: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The pointwise nodes beside `gemm` that compute what `nodes` (its readers) read.
+
+    In stock's code they are no kernels of their own: Inductor computes them in the kernel of `nodes`. Not so when
+    the GEMM itself waits for them.
+    """
+    around = networkx.ancestors(graph, gemm) | networkx.descendants(graph, gemm) | {gemm}
+    read = dict.fromkeys(producer for node in nodes for producer in graph.predecessors(node))
+    return tuple(node for node in read if node not in around and _facts(graph, node).spans)
 
 
 def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str]) -> Region | Refusal:

@@ -33,6 +33,11 @@ def pointwise_us(problem: Problem, program: EpilogueProgram, dtype: torch.dtype,
     return LAUNCH_US + traffic_us(product + stored + operand_bytes(problem, program), target)
 
 
+def fill_us(problem: Problem, tiles: int, dtype: torch.dtype, target: Target) -> float:
+    """A kernel that writes `tiles` tensors (M, N) of `dtype`, which would not be written otherwise."""
+    return LAUNCH_US + traffic_us(problem.m * problem.n * tiles * dtype.itemsize, target)
+
+
 def operand_bytes(problem: Problem, program: EpilogueProgram) -> int:
     """The bytes of a program's operands, each read once."""
     elements = {

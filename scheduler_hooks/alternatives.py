@@ -2,7 +2,9 @@
 
 For a GEMM with the nodes of its largest region, those are: each stock choice with the nodes in a kernel of their
 own, each Triton template with a region fused, and each of our candidates with nothing or with a region fused. All of
-them compute the same nodes, so their times compare.
+them compute the same nodes, so their times compare. The same nodes are also those beside the GEMM that compute an
+operand, where Inductor would compute it in the kernel that reads it: fusing that kernel's work into the GEMM leaves
+the operand to a kernel of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch._inductor import config, ir
+import networkx
+from torch._inductor import config
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
 from ..fusion.decision import Alternative, Backend, Status, Timing
 from ..fusion.program import EpilogueProgram
 from ..fusion.reasons import Reason, Refusal
-from ..fusion.regions import Region
+from ..fusion.regions import Region, producers
 from ..lowering import cost_model
 from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
@@ -42,6 +45,7 @@ class Contest:
     gemm: Gemm
     target: Target
     capture: RegionCapture
+    graph: networkx.DiGraph
     regions: list[Region]
     nodes: dict[str, BaseSchedulerNode]
     choice: NvgemmChoice
@@ -58,9 +62,13 @@ class Contest:
         """The epilogue of the largest region that has one, else of the GEMM alone."""
         return next((captured.program for captured in self.programs.values()), None)
 
-    def rest(self, region: Region | None) -> tuple[str, ...]:
-        """The nodes that stay outside when `region` is fused."""
-        return tuple(name for name in self.members if region is None or name not in region.nodes)
+    def separate(self, region: Region | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What stays outside when `region` is fused: the nodes of the kernel before the GEMM and of the one after."""
+        gemm, inside = self.node.get_name(), () if region is None else region.nodes
+        rest = tuple(name for name in self.members if name not in inside)
+        before = producers(self.graph, gemm, inside)
+        beside = tuple(name for name in producers(self.graph, gemm, rest) if name not in before)
+        return before, beside + rest
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,8 @@ def _modelled_stock(contest: Contest) -> list[Contender]:
 
 def _alternative(contest: Contest, backend: Backend, name: str, region: Region | None) -> Alternative:
     fused = () if region is None else region.nodes
-    return Alternative(backend, name, fused=fused, separate=contest.rest(region))
+    before, after = contest.separate(region)
+    return Alternative(backend, name, fused=fused, separate=before + after)
 
 
 def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
@@ -193,9 +202,12 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
         us = cost_model.gemm_us(problem, candidates(problem, contest.target, program, None), program)
     if alternative.backend is Backend.TRITON:
         us *= cost_model.TRITON_FACTOR
-    if alternative.separate:
-        dtype = contest.node.node.get_dtype()
+    before, after = contest.separate(entrant.region)
+    dtype = contest.node.node.get_dtype()
+    if after:
         us += cost_model.pointwise_us(problem, contest.largest_program, dtype, contest.target)
+    if before:
+        us += cost_model.fill_us(problem, len(before), dtype, contest.target)
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
 
 

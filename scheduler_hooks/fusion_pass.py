@@ -96,9 +96,9 @@ def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSch
     builder = ProgramBuilder()
     product = BufferAccess(buffer.get_name(), product_access(buffer.get_layout()))
     capture = RegionCapture(gemm.size, product, builder, gemm.start(builder))
-    graph = draw(node.scheduler, nodes, _refuser(capture, node))
+    graph = draw(node.scheduler, nodes, gemm.size[0] * gemm.size[1], _refuser(capture, node))
     search = find_regions(graph, node.get_name())
-    contest = Contest(node, gemm, target, capture, search.regions, {n.get_name(): n for n in nodes}, choice)
+    contest = Contest(node, gemm, target, capture, graph, search.regions, {n.get_name(): n for n in nodes}, choice)
     entrants = contenders(contest)
     if not isinstance(entrants, list):
         _write(node, gemm, (), None, (*search.refusals, entrants))

@@ -18,20 +18,26 @@ from ..fusion.regions import NodeFacts
 
 
 def draw(
-    scheduler: Scheduler, nodes: Sequence[BaseSchedulerNode], refusal_of: Callable[[BaseSchedulerNode], Refusal | None]
+    scheduler: Scheduler,
+    nodes: Sequence[BaseSchedulerNode],
+    elements: int,
+    refusal_of: Callable[[BaseSchedulerNode], Refusal | None],
 ) -> networkx.DiGraph:
     """The nodes by name, in their order, with an edge for every dependency (also one of order alone).
 
-    `refusal_of` is asked for each node, in order, why it cannot be part of the epilogue in question.
+    elements: how many the product has. `refusal_of` is asked for each node, in order, why it cannot be part of the
+    epilogue in question.
     """
     graph = networkx.DiGraph()
     owner = {part.get_name(): node.get_name() for node in nodes for part in node.get_nodes()}
     for node in nodes:
         outputs = node.get_outputs()
+        absorbs = not (node.is_template() or isinstance(node, (ExternKernelSchedulerNode, NopKernelSchedulerNode)))
         facts = NodeFacts(
             refusal=refusal_of(node),
             escapes=any(isinstance(user.node, OutputNode) for buffer in outputs for user in buffer.users),
-            absorbs=not (node.is_template() or isinstance(node, (ExternKernelSchedulerNode, NopKernelSchedulerNode))),
+            absorbs=absorbs,
+            spans=absorbs and not node.is_reduction() and node.group[1][0] == elements,
         )
         graph.add_node(node.get_name(), facts=facts)
     for node in nodes:

@@ -158,6 +158,11 @@ def _answer_for(device: VirtualDevice) -> Iterator[None]:
         for name, answer in answers.items():
             stack.enter_context(mock.patch(name, answer, create=True))
         stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", lambda _: None))
+        # Indexes the tensor of seeds, which asks for a device guard that a CPU build of torch does not have.
+        lookup_seed = torch.ops.prims.inductor_lookup_seed.default
+        stack.enter_context(
+            mock.patch.object(lookup_seed, "prim_meta_impl", lambda seeds, index: seeds.new_empty(()))
+        )
         stack.enter_context(mock.patch.object(GraphLowering, "compile_to_module", _keep_as_text(device)))
         for method in ("benchmark_fused_nodes", "benchmark_codegened_module"):
             stack.enter_context(mock.patch.object(Scheduler, method, lambda *_: (1.0, "virtual")))

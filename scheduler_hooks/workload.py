@@ -43,12 +43,11 @@ class Workload:
                 gemm = self._fused_triton(entrant)
             else:
                 gemm = self._stock_gemm(entrant.choice)
-            rest = self._pointwise(self.contest.rest(entrant.region))
+            before, after = map(self._pointwise, self.contest.separate(entrant.region))
         except Exception as error:  # one entrant is out, the others go on
             return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
-        if rest is None:
-            return gemm
-        return lambda: (gemm(), rest())
+        kernels = [run for run in (before, gemm, after) if run is not None]
+        return lambda: [run() for run in kernels]
 
     def _kernel(self, entrant: Contender) -> Run:
         launch = bind(entrant.compiled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
-from nvgemm_fusion.fusion.regions import NodeFacts, Region, find_regions
+from nvgemm_fusion.fusion.regions import NodeFacts, Region, find_regions, producers
 
 NOT_A_LOOP = Refusal(Reason.NOT_POINTWISE, "x")
 
@@ -87,3 +87,11 @@ def test_no_reader():
 def test_what_lies_behind_a_refused_node_has_no_reason_of_its_own():
     search = find_regions(graph_of([("g", "r"), ("r", "a"), ("a", "b"), ("g", "b")], r=REDUCTION), "g")
     assert reasons(search) == [Reason.NOT_POINTWISE]
+
+
+def test_producers_are_the_pointwise_nodes_beside_the_gemm():
+    spans = NodeFacts(absorbs=True, spans=True)
+    edges = [("mask", "a"), ("g", "a"), ("before", "g"), ("before", "a"), ("row", "a"), ("a", "h")]
+    graph = graph_of(edges, mask=spans, before=spans, row=NodeFacts(absorbs=True), a=spans, h=TEMPLATE)
+    assert producers(graph, "g", ("a",)) == ("mask",)  # the GEMM waits for `before`, and `row` is another space
+    assert producers(graph, "g", ()) == ()
