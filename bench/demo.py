@@ -10,6 +10,7 @@ every emitted epilogue is compared with the float64 reference on the CPU, and ti
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 import threading
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config as config
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -28,7 +28,7 @@ from ..fusion.reference import evaluate
 from ..lowering.compiler import shared_compiler
 from ..lowering.dry_run import dry_run
 from ..scheduler_hooks.virtual_device import virtual_device
-from .table import decision_table
+from .table import console, decision_table
 
 HIDDEN, INTERMEDIATE, TOKENS = 4096, 14336, 256
 SETTINGS = {
@@ -76,45 +76,44 @@ def llama_block() -> tuple[torch.nn.Module, Callable[[torch.Tensor], tuple[Any, 
 
 def main() -> None:
     """Runs both models and prints a table. Exits with 1 when a number is wrong."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140
+    terminal = console()
     real = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
     where = torch.cuda.get_device_name() if real else "virtual H200 (no SM90 GPU here: times are modelled)"
-    console.print(f"torch {torch.__version__} on {where}")
+    terminal.print(f"torch {torch.__version__} on {where}")
     block, arguments = llama_block()
     models = (("two-layer MLP with bias and GELU", Mlp(), lambda x: {}), ("Llama decoder block", block, arguments))
     right = True
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for number, (title, model, arguments) in enumerate(models):
             path = str(Path(folder) / f"{number}.jsonl")
-            with config.patch({**SETTINGS, "nvgemm_fusion_log": path}), _progress(console, title):
-                checks = _on_gpu(model, arguments) if real else _on_virtual_device(model, arguments)
+            options = {**SETTINGS, "nvgemm_fusion_log": path}
+            with _progress(terminal, title):
+                checks = (_on_gpu if real else _on_virtual_device)(model, arguments, options)
             records = list(log.read(path))
             checks = checks if real else list(_check_epilogues(records))
-            console.print(decision_table(records, title))
+            terminal.print(decision_table(records, title))
             for sentence, holds in checks:
-                console.print(f"  {'[green]right[/green]' if holds else '[red]WRONG[/red]'}: {sentence}")
+                terminal.print(f"  {'[green]right[/green]' if holds else '[red]WRONG[/red]'}: {sentence}")
                 right = right and holds
     sys.exit(0 if right else 1)
 
 
-def _on_gpu(model: torch.nn.Module, arguments: Callable) -> list[tuple[str, bool]]:
+def _on_gpu(model: torch.nn.Module, arguments: Callable, options: dict[str, Any]) -> list[tuple[str, bool]]:
     """Compiles and runs `model` on the GPU, and compares its output with float64 on the same weights."""
     model = model.to("cuda", torch.bfloat16)
     x = torch.randn(1, TOKENS, HIDDEN, device="cuda").to(torch.bfloat16)
-    result = _tensor(torch.compile(model)(x, **arguments(x)))
+    result = _tensor(torch.compile(model, options=options)(x, **arguments(x)))
     exact = _tensor(model.double()(x.double(), **arguments(x.double())))
     error = ((result.double() - exact).norm() / exact.norm()).item()
     return [(f"output against float64: relative error {error:.1e}", error < TOLERANCE)]
 
 
-def _on_virtual_device(model: torch.nn.Module, arguments: Callable) -> list[tuple[str, bool]]:
+def _on_virtual_device(model: torch.nn.Module, arguments: Callable, options: dict[str, Any]) -> list[tuple[str, bool]]:
     """Lowers `model` for the virtual H200."""
     model = model.to(torch.bfloat16)
     x = torch.randn(1, TOKENS, HIDDEN).to(torch.bfloat16)
     with virtual_device("H200"):
-        torch.compile(model)(x, **arguments(x))
+        torch.compile(model, options=options)(x, **arguments(x))
     return []
 
 
@@ -142,12 +141,12 @@ def _check_epilogues(records: list[dict[str, Any]]) -> Iterator[tuple[str, bool]
 
 
 @contextlib.contextmanager
-def _progress(console: Console, title: str) -> Iterator[None]:
+def _progress(terminal: Console, title: str) -> Iterator[None]:
     """A bar that counts kernels while a model compiles."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} kernels"), TimeElapsedColumn()
-    compiler, done = shared_compiler(config.compile_threads), threading.Event()
+    compiler, done = shared_compiler(len(os.sched_getaffinity(0))), threading.Event()
     submitted, finished = compiler.submitted, compiler.finished
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=terminal, transient=True) as progress:
         task = progress.add_task(f"compiling {title}", total=None)
 
         def follow() -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.config as config
 
 from ..fusion import log
 from ..fusion.decision import Timing
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     output = Path(arguments[0]) if arguments else DEFAULT_OUTPUT
     records = []
-    print(f"{'graph':10} {'M':>5} {'chosen':>8} {'forced':>8} {'unfused':>8} {'stock':>8} {'eager':>8}  err  forced  choice")
+    print("graph          M   chosen   forced  unfused    stock    eager  err  forced  choice")
     for size in SIZES:
         for graph in GRAPHS:
             record = measure(graph, *size)
@@ -103,8 +102,8 @@ def compiled(graph: Graph, inputs: Sequence[torch.Tensor], settings: dict[str, A
     original = graph.function
     # A code object of its own: Dynamo keeps what it compiled with the code, and would hand it out again.
     copy = types.FunctionType(original.__code__.replace(), original.__globals__, closure=original.__closure__)
-    with config.patch(settings), torch.no_grad():
-        function = torch.compile(copy, dynamic=False)
+    function = torch.compile(copy, dynamic=False, options=settings)
+    with torch.no_grad():
         function(*inputs)
     return function
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from ..fusion.reasons import Reason
+
+
+def console() -> Console:
+    """The terminal; where there is none to ask for its width (a file, a CI job), one that a table fits in."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 140
+    return console
 
 
 def decision_table(records: Iterable[dict[str, Any]], title: str) -> Table:

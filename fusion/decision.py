@@ -55,8 +55,9 @@ class Alternative:
 
     candidate: the kernel configuration, readable. fused and separate: which nodes run inside the GEMM's kernel and
     which in kernels of their own. epilogue: the digest of the program that a CuTe DSL kernel carries, empty for a
-    plain one (with `addmm`, a kernel may carry the bias or a residual without fusing any node). timing and status: what it costs; `refusal` says why it failed, was pruned or
-    was not chosen. compile_s: seconds to compile the GEMM's kernel, 0 when it came from a cache.
+    plain one (with `addmm`, a kernel may carry the bias or a residual without fusing any node). timing and status:
+    what it costs; `refusal` says why it failed, was pruned or was not chosen. compile_s: seconds to compile the
+    GEMM's kernel, 0 when it came from a cache.
     """
 
     backend: Backend

@@ -1,0 +1,20 @@
+"""HOW a GEMM with an epilogue becomes kernels. Depends on `fusion`, and on no part of Inductor.
+
+    targets         the GPUs that kernels are compiled for
+    kernel          Candidate: one kernel configuration; KernelSpec: all that a compiled kernel depends on
+    occupancy       how long a configuration takes, from how it fills the machine
+    heuristics      what nvMatmulHeuristics recommends
+    candidates      the legal configurations of a problem, and the best N of them
+    emit            EpilogueProgram -> the source of QuACK's epilogue function
+    dry_run         that source, run on the CPU
+    providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API
+    compile_worker  the process that does it
+    compiler        many such processes, at most N at a time
+    store           compiled kernels on disk
+    launcher        a compiled kernel as a function of tensors
+    cost_model      times for a GPU that is not there
+    packages        which kernel packages are installed
+
+One kernel walks down that list: `candidates` picks a configuration, a `KernelSpec` joins it with a program, the
+`compiler` finds it in the `store` or has a worker make it, and generated code asks the `launcher` for it.
+"""

@@ -8,9 +8,11 @@
     gemm            a GEMM of Inductor's IR in the words of `fusion`
     capture         loop bodies -> EpilogueProgram
     graph           scheduler nodes -> the graph that regions are found in
-    alternatives    every way to compute a region, each as something that can be run
-    stopwatch       GPU time of such things, side by side
+    alternatives    every way to compute a region, each with its time
+    workload        the tensors of one region on the GPU, and each alternative as a function of them
+    stopwatch       GPU time of such functions, side by side
     fusion_pass     the scheduler pass: measures, decides, fuses
+    kernel_call     a decided kernel with the buffers it is called on, as a line of generated code
     codegen         the scheduling backend: one call in the wrapper for what was decided
     virtual_device  all of it for a GPU that is not there
 

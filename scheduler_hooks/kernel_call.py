@@ -28,7 +28,8 @@ class KernelCall:
             for matrix in (self.gemm.a, self.gemm.b)
         ]
         operands = [
-            self._operand(operand, buffer) for operand, buffer in zip(self.spec.program.operands, self.captured.operands)
+            self._operand(operand, buffer)
+            for operand, buffer in zip(self.spec.program.operands, self.captured.operands)
         ]
         outputs = [
             _reference(output.buffer, self.gemm.size, (output.access.stride_m, output.access.stride_n), 0)

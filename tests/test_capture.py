@@ -94,7 +94,9 @@ def test_slices_with_an_offset(forced, kernel_calls):
 
 def test_the_same_tensor_read_twice_is_one_operand(forced, kernel_calls):
     call = fused(
-        lambda x, w, r: F.linear(x, w) * r + torch.sigmoid(r), (randn(64, 32), randn(128, 32), randn(64, 128)), kernel_calls
+        lambda x, w, r: F.linear(x, w) * r + torch.sigmoid(r),
+        (randn(64, 32), randn(128, 32), randn(64, 128)),
+        kernel_calls,
     )
     assert kinds(call) == ["tile"]
 

@@ -1,0 +1,217 @@
+"""Kernels compiled to machine code for sm_90a, without a GPU, and what is kept of them on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from nvgemm_fusion.fusion.ops import OPS
+from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
+from nvgemm_fusion.fusion.reasons import Reason, Refusal
+from nvgemm_fusion.lowering import compiler as compiler_module
+from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
+from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
+from nvgemm_fusion.lowering.providers import OPERATORS, QUACK
+from nvgemm_fusion.lowering.store import KernelStore
+
+SMALL = Candidate(QUACK, 64, 64)
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    compiler = KernelCompiler(KernelStore(), workers=2)
+    yield compiler
+    compiler.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return KernelStore(tmp_path)
+
+
+@pytest.fixture
+def lone_compiler(store):
+    """A compiler over an empty store, with one worker."""
+    compiler = KernelCompiler(store, workers=1)
+    yield compiler
+    compiler.close()
+
+
+def identity(dtype=torch.bfloat16, major=Major.ROW):
+    return ProgramBuilder().build([Store(ACCUMULATOR, dtype, major)])[0]
+
+
+def everything(dtype, major):
+    """Every op, each kind of operand, a rounding and a constant, in one program."""
+    builder = ProgramBuilder()
+    operands = [
+        builder.operand(kind, Operand(kind, dtype, major if kind is OperandKind.TILE else Major.ROW))
+        for kind in OperandKind
+    ]
+    value = builder.round_to(ACCUMULATOR, dtype)
+    for operand in operands:
+        value = builder.op("add", value, operand)
+    for name, op in OPS.items():
+        inputs = [value, operands[0], operands[1]][: op.arity]
+        if name == "where":
+            inputs[0] = builder.op("ne", value, operands[1])
+        result = builder.op(name, *inputs)
+        if builder.dtype_of(result) == torch.bool:
+            result = builder.op("where", result, value, builder.constant(0.5))
+        value = result
+    return builder.build([Store(value, dtype, major)])[0]
+
+
+def spec_of(candidate=SMALL, dtype=torch.bfloat16, a_major=Major.ROW, b_major=Major.COLUMN, program=None):
+    return KernelSpec(candidate, dtype, a_major, b_major, program or identity(dtype), "sm_90a", 132)
+
+
+def assert_machine_code(compiled):
+    assert isinstance(compiled, CompiledKernel), str(compiled)
+    content = compiled.path.read_bytes()
+    assert content.count(b"\x7fELF") == 2 and b"sm_90a" in content  # a cubin inside a host object
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("major", Major)
+def test_every_op_and_operand_compiles(compiler, dtype, major):
+    assert_machine_code(compiler.compile([spec_of(dtype=dtype, program=everything(dtype, major))])[0])
+
+
+@pytest.mark.parametrize("provider", [QUACK, OPERATORS])
+def test_every_layout_compiles(compiler, provider):
+    candidate = Candidate(provider, 128, 128)
+    specs = [spec_of(candidate, a_major=a, b_major=b) for a in Major for b in Major]
+    for compiled in compiler.compile(specs):
+        assert_machine_code(compiled)
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        Candidate(QUACK, 128, 208, 1, 1, pingpong=True),
+        Candidate(QUACK, 256, 192, 2, 1),
+        Candidate(QUACK, 64, 16, 1, 1, pingpong=True, swap_ab=True),
+        Candidate(OPERATORS, 128, 256, 2, 1),
+    ],
+    ids=str,
+)
+def test_configurations_compile(compiler, candidate):
+    program = identity() if candidate.provider == OPERATORS else everything(torch.bfloat16, Major.ROW)
+    assert_machine_code(compiler.compile([spec_of(candidate, program=program)])[0])
+
+
+def test_what_the_compiler_refuses_is_a_reason(compiler):
+    for impossible in (
+        spec_of(Candidate(OPERATORS, 128, 128), program=everything(torch.bfloat16, Major.ROW)),
+        spec_of(Candidate(OPERATORS, 72, 128)),
+        spec_of(Candidate(QUACK, 256, 256, pingpong=True)),
+    ):
+        refusal = compiler.compile([impossible])[0]
+        assert isinstance(refusal, Refusal) and refusal.reason is Reason.COMPILE_ERROR and refusal.detail
+
+
+def test_a_spec_survives_json():
+    spec = spec_of(program=everything(torch.float16, Major.COLUMN))
+    assert KernelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    for change in ({"candidate": {"provider": 1, "colour": 2}}, {"program": {}}, {"dtype": "int3"}, {"a_major": "up"}):
+        with pytest.raises(ValueError):
+            KernelSpec.from_json(spec.to_json() | change)
+    with pytest.raises(ValueError):
+        KernelSpec.from_json({})
+
+
+def test_the_key_depends_on_all_that_is_compiled():
+    specs = [
+        spec_of(),
+        spec_of(dtype=torch.float16),
+        spec_of(a_major=Major.COLUMN),
+        spec_of(b_major=Major.ROW),
+        spec_of(Candidate(QUACK, 64, 64, swap_ab=True)),
+        spec_of(program=identity(torch.float32)),
+        spec_of(program=identity(major=Major.COLUMN)),
+    ]
+    assert len({spec.key for spec in specs}) == len(specs)
+
+
+def test_the_second_time_nothing_is_compiled(lone_compiler):
+    first = lone_compiler.compile([spec_of()])[0]
+    assert first.seconds > 0
+    assert lone_compiler.compile([spec_of()])[0] == CompiledKernel(spec_of(), first.path, 0.0)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "other", "no json", "half a json", "json of another kind"])
+def test_a_broken_cache_entry_is_dropped_with_a_warning_and_rebuilt(lone_compiler, store, damage, caplog):
+    spec = spec_of()
+    staged = store.temporary()
+    staged.write_bytes(b"object" * 100)
+    path = store.put(spec, staged, {})
+    assert store.find(spec) == path
+    description = path.with_suffix(".json")
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:100])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "other":
+        path.write_bytes(b"something")
+    elif damage == "no json":
+        description.write_text("rm -rf /")
+    elif damage == "half a json":
+        description.write_text(description.read_text()[:20])
+    else:
+        description.write_text("[1, 2]")
+    with caplog.at_level(logging.WARNING, "nvgemm_fusion"):
+        rebuilt = lone_compiler.compile([spec])[0]
+    assert "compiled again" in caplog.text
+    assert_machine_code(rebuilt)
+    assert store.find(spec) == path
+
+
+def test_an_object_without_its_description_is_not_there(store):
+    staged = store.temporary()
+    staged.write_bytes(b"object")
+    path = store.put(spec_of(), staged, {})
+    path.with_suffix(".json").unlink()
+    assert store.find(spec_of()) is None
+
+
+def test_no_room_on_disk_is_a_compile_error(lone_compiler, store, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "temporary", full)
+    refusal = lone_compiler.compile([spec_of()])[0]
+    assert refusal.reason is Reason.COMPILE_ERROR and "No space left" in refusal.detail
+
+
+def test_a_worker_that_dies_costs_its_candidate_alone(lone_compiler):
+    lone_compiler.prepare(1)
+    lone_compiler._workers[0].kill()
+    refusal = lone_compiler.compile([spec_of()])[0]
+    assert isinstance(refusal, Refusal) and "process ended" in refusal.detail
+    assert_machine_code(lone_compiler.compile([spec_of()])[0])
+
+
+def test_a_worker_that_hangs_is_ended(lone_compiler, monkeypatch):
+    monkeypatch.setattr(compiler_module, "TIME_LIMIT_S", 0.2)  # less than the import of the compilers
+    refusal = lone_compiler.compile([spec_of()])[0]
+    assert isinstance(refusal, Refusal) and "time limit" in refusal.detail
+
+
+def test_two_processes_compile_into_one_store(tmp_path):
+    script = (
+        "from test_compile import *\n"
+        "compiled = KernelCompiler(KernelStore(), 1).compile([spec_of()])[0]\n"
+        "assert_machine_code(compiled)\n"
+    )
+    environment = {**os.environ, "NVGEMM_FUSION_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
+    processes = [subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(2)]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    files = sorted(path.suffix for path in (tmp_path / "kernels").iterdir())
+    assert files == [".json", ".o"]
