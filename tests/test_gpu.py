@@ -159,3 +159,29 @@ def test_without_force_the_fastest_is_chosen(inductor_config, decisions):
     assert {a["backend"] for a in record["alternatives"]} == {"ATEN", "TRITON", "NVGEMM"}
     chosen = record["alternatives"][record["chosen"]]
     assert chosen["us"] <= min(times) + max(a["spread"] or 0 for a in record["alternatives"])
+
+
+def test_an_operand_that_stock_computes_on_the_way_is_timed_on_both_sides(inductor_config, decisions):
+    x, w = randn(1024, 1024), randn(1024, 1024) / 32
+    with torch.no_grad():
+        torch.compile(lambda x, w: F.linear(x, w) * torch.rand(1024, 1024, device="cuda"))(x, w)
+    (record,) = decisions()
+    failed = [(a["backend"], a["detail"]) for a in record["alternatives"] if a["status"] == "failed"]
+    assert not failed
+    assert all(a["separate"] for a in record["alternatives"])
+
+
+def test_training(inductor_config, decisions):
+    x, w, b = randn(512, 1024), randn(2048, 1024) / 32, randn(2048)
+
+    def gradients(function, *inputs):
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
+        function(*leaves).square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    function = lambda x, w, b: F.gelu(F.linear(x, w, b))  # noqa: E731
+    exact = gradients(function, x.double(), w.double(), b.double())
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        ours = gradients(torch.compile(function), x, w, b)
+    assert decisions()
+    assert all(relative_error(a, b) < 2e-2 for a, b in zip(ours, exact))
