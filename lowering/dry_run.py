@@ -8,7 +8,7 @@ is meant, every rounding there.
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -43,15 +43,27 @@ def _boolean(value: object) -> torch.Tensor:
     return value.bool() if isinstance(value, torch.Tensor) else torch.tensor(value)
 
 
+def _exact(function: Callable) -> Callable:
+    """The function without the DSL's options, which choose among instructions of different accuracy."""
+    return lambda *values, **options: function(*values)
+
+
+_MATH = {
+    "absf": torch.abs,
+    "div": torch.true_divide,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "rcp": torch.reciprocal,
+    "rsqrt": torch.rsqrt,
+    "sqrt": torch.sqrt,
+    "tanh": torch.tanh,
+}
 _STAND_INS = {
     "Float32": _float32,
     "Float16": lambda value: value.half(),
     "BFloat16": lambda value: value.bfloat16(),
     "Boolean": _boolean,
     "cutlass": types.SimpleNamespace(select_=torch.where),
-    "cute": types.SimpleNamespace(
-        math=types.SimpleNamespace(
-            absf=torch.abs, exp=torch.exp, tanh=torch.tanh, erf=torch.erf, sqrt=torch.sqrt, rsqrt=torch.rsqrt
-        )
-    ),
+    "cute": types.SimpleNamespace(math=types.SimpleNamespace(**{name: _exact(f) for name, f in _MATH.items()})),
 }

@@ -2,7 +2,8 @@
 
 All entrants share one tensor a buffer, so that what a GEMM has just written is as warm for the kernel after it as it
 will be in the compiled graph, and so that a weight is held once. Contents are random: zeros would draw less power
-and run faster.
+and run faster. They are scaled so that the product is of order one, as in a model: where exponentials overflow, some
+instructions take a slower path.
 """
 
 from __future__ import annotations
@@ -128,9 +129,12 @@ class Workload:
         if name not in self._buffers:
             node = V.graph.get_buffer(name)
             with preserve_rng_state():
-                self._buffers[name] = rand_strided(
+                tensor = rand_strided(
                     _hints(node.get_size()), _hints(node.get_stride()), dtype=node.get_dtype(), device=node.get_device()
                 )
+            if name == self.contest.gemm.b.buffer:
+                tensor.mul_(self.contest.gemm.problem.k ** -0.5)
+            self._buffers[name] = tensor
         return self._buffers[name]
 
 
