@@ -36,6 +36,13 @@ def test_one_call_computes_gemm_and_epilogue(h200, decisions):
     assert code.count("load_kernel(") == 1 and "from nvgemm_fusion.lowering.launcher import load_kernel" in code
 
 
+@pytest.mark.parametrize("backends", ["ATEN", "TRITON", "ATEN,TRITON,NVGEMM"])
+def test_any_list_of_backends_will_do(h200, inductor_config, decisions, backends):
+    with inductor_config.patch(max_autotune_gemm_backends=backends):
+        torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    assert decisions()[0]["fused"] and "nvgemm_" in h200.code[-1]
+
+
 def test_the_generated_module_is_valid_python(h200):
     torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b)))(X, W, BIAS)
     compile(h200.code[-1], "generated", "exec")
