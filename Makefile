@@ -16,7 +16,7 @@ RUN := $(ENV)/bin/python
 # With `any`, the torch of an active environment stays; a version that was asked for by name does not have to be there.
 WANTED := $(if $(and $(VIRTUAL_ENV),$(filter file,$(origin TORCH))),any,$(TORCH))
 # In an environment of our own, a constraint of the machine must not overrule the version.
-PIP := $(if $(VIRTUAL_ENV),,PIP_CONSTRAINT=/dev/null) $(RUN) -m pip install --quiet
+PIP := $(if $(VIRTUAL_ENV),,PIP_CONSTRAINT=/dev/null) $(RUN) -m pip install -qq
 
 .PHONY: demo test test-matrix clean
 

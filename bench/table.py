@@ -21,8 +21,11 @@ def console() -> Console:
 
 def decision_table(records: Iterable[dict[str, Any]], title: str) -> Table:
     """One row a GEMM: its problem and what comes after it, the choice, the alternatives with times, and why not."""
+    records = list(records)
+    modelled = any(a["status"] == "modelled" for record in records for a in record["alternatives"])
+    unit = "modelled us" if modelled else "us"
     table = Table(title=title, show_lines=True)
-    for heading in ("GEMM", "choice", "alternatives, us (fastest of each kind)", "why not more"):
+    for heading in ("GEMM", "choice", f"alternatives, {unit} (fastest of each kind)", "why not more"):
         table.add_column(heading, no_wrap=heading.startswith("alternatives"))
     for record in records:
         table.add_row(*("\n".join(lines) for lines in _row(record)))
