@@ -18,11 +18,9 @@ from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 
 from ..fusion.decision import Backend
-from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.launcher import bind
 from .alternatives import Contender, Contest
-from .kernel_call import KernelCall
 from .stopwatch import Run
 
 
@@ -52,28 +50,11 @@ class Workload:
 
     def _kernel(self, entrant: Contender) -> Run:
         launch = bind(entrant.compiled)
-        arguments = self._arguments(entrant.call)
-        return lambda: launch(*arguments)
-
-    def _arguments(self, call: KernelCall) -> list[torch.Tensor]:
-        gemm = call.gemm
-        tensors = [
-            torch.as_strided(self._buffer(x.buffer), x.size, x.layout.strides, x.offset) for x in (gemm.a, gemm.b)
+        arguments = [
+            torch.as_strided(self._buffer(view.buffer), view.size, view.strides, view.offset)
+            for view in entrant.call.arguments()
         ]
-        m, n = gemm.size
-        for operand, buffer in zip(call.spec.program.operands, call.captured.operands):
-            access = buffer.access
-            size, strides = {
-                OperandKind.TILE: ((m, n), (access.stride_m, access.stride_n)),
-                OperandKind.ROW: ((n,), (1,)),
-                OperandKind.COLUMN: ((m,), (1,)),
-                OperandKind.SCALAR: ((1,), (1,)),
-            }[operand.kind]
-            tensors.append(torch.as_strided(self._buffer(buffer.buffer), size, strides, access.offset))
-        for output in call.captured.outputs:
-            strides = (output.access.stride_m, output.access.stride_n)
-            tensors.append(torch.as_strided(self._buffer(output.buffer), (m, n), strides, 0))
-        return tensors
+        return lambda: launch(*arguments)
 
     def _stock_gemm(self, choice: Any) -> Run:
         product = self._buffer(self.contest.node.node.get_name())
