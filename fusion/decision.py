@@ -6,11 +6,13 @@ import enum
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .problem import Problem
-from .program import EpilogueProgram
 from .reasons import Reason, Refusal
+
+if TYPE_CHECKING:  # whoever only reads a log does without torch
+    from .problem import Problem
+    from .program import EpilogueProgram
 
 
 class Backend(str, enum.Enum):
@@ -102,7 +104,8 @@ class Decision:
 
     `chosen` is an index into `alternatives`, or None when stock Inductor was left to choose by itself (then
     `refusals` says why). `programs`: the epilogue of each region, largest first, and of the GEMM alone. `nodes`:
-    the GEMM and the members of the largest region.
+    the GEMM and the members of the largest region; `edges`: who reads from whom among them and their neighbours, by
+    the names of the nodes. target: the GPU model. from_cache: decided earlier, and not measured again.
     """
 
     graph: str
@@ -113,6 +116,9 @@ class Decision:
     chosen: int | None
     refusals: tuple[Refusal, ...] = ()
     nodes: tuple[NodeOrigin, ...] = ()
+    edges: tuple[tuple[str, str], ...] = ()
+    target: str = ""
+    from_cache: bool = False
     versions: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property

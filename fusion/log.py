@@ -30,9 +30,11 @@ def to_record(decision: Decision) -> dict[str, Any]:
         "graph": decision.graph,
         "gemm": decision.gemm,
         "digest": decision.programs[0].digest if decision.programs else None,
+        "target": decision.target,
         "problem": None if decision.problem is None else decision.problem.to_json(),
         "programs": {p.digest: {"readable": p.readable(), "ssa": p.to_json()} for p in decision.programs},
         "nodes": [{"name": n.name, "operators": n.operators, "source": n.source} for n in decision.nodes],
+        "edges": decision.edges,
         "versions": decision.versions,
         "alternatives": [alternative.to_json() for alternative in decision.alternatives],
         "chosen": decision.chosen,
@@ -41,7 +43,7 @@ def to_record(decision: Decision) -> dict[str, Any]:
         "us_best_unfused": us_unfused,
         "speedup": round(us_unfused / us_chosen, 4) if us_chosen and us_unfused else None,
         "refusals": [{"reason": r.reason.value, "detail": r.detail} for r in decision.refusals],
-        "from_cache": False,
+        "from_cache": decision.from_cache,
     }
 
 

@@ -58,6 +58,12 @@ class Contest:
         return self.regions[0].nodes if self.regions else ()
 
     @property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """Who reads from whom, as far as the GEMM or a member is one of the two."""
+        inside = {self.node.get_name(), *self.members}
+        return tuple((writer, reader) for writer, reader in self.graph.edges if writer in inside or reader in inside)
+
+    @property
     def largest_program(self) -> EpilogueProgram | None:
         """The epilogue of the largest region that has one, else of the GEMM alone."""
         return next((captured.program for captured in self.programs.values()), None)

@@ -160,6 +160,8 @@ def _write(
         chosen=chosen,
         refusals=tuple(dict.fromkeys(refusals)),
         nodes=tuple(origin(part.get_name(), part.node.get_origins()) for part in (node, *members)),
+        edges=() if contest is None else contest.edges,
+        target="" if contest is None else contest.target.name,
         versions=_versions(),
     )
     log.write(decision, config.nvgemm_fusion_log)

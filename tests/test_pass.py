@@ -64,7 +64,8 @@ def test_the_record_says_everything(decisions):
     operators = [operator for node in record["nodes"] for operator in node["operators"]]
     assert {"mm", "silu", "mul"} <= set(operators)
     assert any("test_pass.py" in line and "F.silu" in line for node in record["nodes"] for line in node["source"])
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == torch.__version__ and record["target"] == "H200"
+    assert record["edges"] == [[node["name"] for node in record["nodes"]]]
     assert all(a["us"] is not None or a["reason"] for a in record["alternatives"])
     assert record["speedup"] > 1
 
