@@ -1,16 +1,18 @@
 """The decision record: one JSON object a line, appended to a file that several processes may share.
 
-The schema is versioned (`SCHEMA`). A log that cannot be written costs one warning and nothing else.
+The schema is versioned (`SCHEMA`). A log that cannot be written costs one warning and nothing else. Reading a log
+needs no torch, so that a command over a log starts at once; and it is `orjson` that reads, since logs get long.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from .decision import Decision
 
@@ -47,6 +49,11 @@ def to_record(decision: Decision) -> dict[str, Any]:
     }
 
 
+def to_line(decision: Decision) -> bytes:
+    """The record as a line of the log. A number that JSON does not have (an infinity) becomes null."""
+    return orjson.dumps(to_record(decision), option=orjson.OPT_APPEND_NEWLINE)
+
+
 def readable(decision: Decision) -> str:
     """A few lines for people: what was decided, and why."""
     problem = decision.problem
@@ -68,17 +75,17 @@ def readable(decision: Decision) -> str:
 
 
 def write(decision: Decision, path: str | None) -> None:
-    """Appends the record to `path` (None: no file) and logs the readable form at debug level."""
+    """Appends the record to `path` (None: no file), and logs the readable form at debug level."""
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s", readable(decision))
     if path is None:
         return
-    line = json.dumps(to_record(decision)) + "\n"
+    line = to_line(decision)
     try:
         # One write in append mode: lines of several processes do not mix.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line.encode())
+            os.write(descriptor, line)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -90,10 +97,10 @@ def write(decision: Decision, path: str | None) -> None:
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """The records of a log. A line that is not a record of this schema (a killed process leaves half a line) is
     skipped with a warning. Raises OSError when the file cannot be read."""
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
+                record = orjson.loads(line)
             except ValueError:
                 logger.warning("%s line %d is not JSON, skipped", path, number)
                 continue

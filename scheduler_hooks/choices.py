@@ -18,7 +18,7 @@ from torch._inductor.autotune_process import use_pipelined_autotuning
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 
-from ..fusion import log
+from ..fusion import log, trace
 from ..fusion.decision import Decision, NodeOrigin
 from ..fusion.program import ProgramBuilder, Store
 from ..fusion.reasons import Reason, Refusal
@@ -146,8 +146,13 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
 
 def _log_refusal(node: torch.fx.Node, refusal: Refusal) -> None:
     """Writes down that the GEMM of `node` gets no candidates; the scheduler pass will not see it."""
-    decision = Decision(graph_name(), node.name, None, (), (), None, (refusal,), (origin(node.name, [node]),))
+    publish(Decision(graph_name(), node.name, None, (), (), None, (refusal,), (origin(node.name, [node]),)))
+
+
+def publish(decision: Decision) -> None:
+    """Writes a decision down wherever somebody may look for it."""
     log.write(decision, config.nvgemm_fusion_log)
+    trace.publish(decision)
 
 
 def origin(name: str, nodes: Iterable[torch.fx.Node]) -> NodeOrigin:

@@ -17,7 +17,6 @@ from torch._inductor import config, ir
 from torch._inductor.scheduler import BaseSchedulerNode, FusedSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 
-from ..fusion import log
 from ..fusion.decision import Backend, Decision, choose
 from ..fusion.program import ProgramBuilder
 from ..fusion.reasons import Reason, Refusal
@@ -26,7 +25,7 @@ from ..lowering.packages import installed_versions
 from ..lowering.targets import Target
 from .alternatives import Contender, Contest, contenders
 from .capture import BufferAccess, RegionCapture
-from .choices import NvgemmChoice, graph_name, is_enabled, origin, target_of_graph
+from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
 from .gemm import Gemm, product_access
 from .graph import draw
 
@@ -164,7 +163,7 @@ def _write(
         target="" if contest is None else contest.target.name,
         versions=_versions(),
     )
-    log.write(decision, config.nvgemm_fusion_log)
+    publish(decision)
 
 
 @functools.lru_cache(maxsize=1)
