@@ -4,5 +4,8 @@
     smoke       four graphs at three sizes on a real GPU: `python -m nvgemm_fusion.bench.smoke`
     demo        a small MLP and a Llama block, on a GPU or on the virtual one: `make demo`
     table       decisions as a table for the terminal
+    selection   which decisions somebody wants to see
+    explanation one decision in full
+    difference  what changed between two logs
     command     the command `nvgemm-fusion`
 """

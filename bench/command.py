@@ -1,16 +1,24 @@
-"""The command `nvgemm-fusion`: reads decision logs, and shows the project at work."""
+"""The command `nvgemm-fusion`: reads decision logs, and shows the project at work.
+
+Exit codes: 0 fine, 1 a check failed, 2 wrong use. What is not at hand (a file, a package) is said in one line.
+"""
 
 from __future__ import annotations
 
-import json
+import logging
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, TypeVar
 
+import msgspec
 import typer
 
 from ..fusion import log
-from .table import console, decision_table
+from .difference import changes
+from .selection import Selection
+from .table import change_table, console, decision_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 log_app = typer.Typer(no_args_is_help=True, help="Read the decisions that `config.nvgemm_fusion_log` collects.")
@@ -18,10 +26,18 @@ app.add_typer(log_app, name="log")
 
 WRONG_USE = 2
 
+T = TypeVar("T")
+
+LogFile = Annotated[Path, typer.Argument(help="a decision log: one JSON object a line")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
+
 
 @app.command()
 def demo() -> None:
-    """Compile a small MLP and a Llama block, and show what is fused. Needs no GPU, and the extra `bench`."""
+    """Compile a small MLP and a Llama block, and show what is fused. Needs no GPU, but the extra `bench`.
+
+    Example: nvgemm-fusion demo
+    """
     from . import demo as demonstration
 
     demonstration.main()
@@ -29,33 +45,98 @@ def demo() -> None:
 
 @log_app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="a decision log: one JSON object a line")],
-    as_json: Annotated[bool, typer.Option("--json", help="print the records as one JSON array")] = False,
+    file: LogFile,
+    reason: Annotated[str | None, typer.Option(help="where this stands as a reason, such as 'index pattern'")] = None,
+    backend: Annotated[str | None, typer.Option(help="where ATEN, TRITON or NVGEMM was chosen")] = None,
+    shape: Annotated[str | None, typer.Option(help="this MxNxK, with * for any size, such as 256x*x4096")] = None,
+    fused: Annotated[bool | None, typer.Option("--fused/--unfused", help="where a kernel has an epilogue")] = None,
+    speedup: Annotated[float | None, typer.Option(help="at least this much faster than the best unfused")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="how many to print")] = 50,
+    as_json: AsJson = False,
 ) -> None:
     """Print the decisions of a log as a table.
 
-    Example: nvgemm-fusion log show decisions.jsonl
+    Example: nvgemm-fusion log show decisions.jsonl --reason "index pattern"
     """
-    records = _records(file)
-    if as_json:
-        json.dump(records, sys.stdout)
-        return
-    console().print(decision_table(records, f"{len(records)} decisions in {file}"))
-
-
-def _records(file: Path) -> list[dict[str, Any]]:
-    """The records of a log; ends the command with one line when there are none to be had."""
     try:
-        records = list(log.read(file))
-    except (OSError, UnicodeDecodeError) as error:
-        typer.echo(f"cannot read {file}: {error}", err=True)
-        raise typer.Exit(WRONG_USE) from None
-    if not records:
-        typer.echo(f"{file} holds no decision: was it written with config.nvgemm_fusion_log?", err=True)
-        raise typer.Exit(WRONG_USE)
-    return records
+        selection = Selection.of(reason, backend, shape, fused, speedup)
+    except ValueError as error:
+        _wrong_use(str(error))
+    selected = ((outline.number, line) for outline, line in _at_hand(file, log.scan(file)) if outline in selection)
+    shown = [(number, log.parse(line)) for number, line in islice(selected, limit)]
+    more = sum(1 for _ in selected)
+    if as_json:
+        _print_json([{"number": number, **record} for number, record in shown])
+    elif not shown:
+        console().print(f"no decision in {file} is like that")
+    else:
+        console().print(decision_table(shown, f"{len(shown)} of {len(shown) + more} decisions in {file}"))
+
+
+@log_app.command()
+def explain(
+    file: LogFile,
+    number: Annotated[int, typer.Argument(min=1, help="which decision: its number in `log show`")],
+    as_json: AsJson = False,
+) -> None:
+    """Print one decision in full, with the source of the kernel's epilogue.
+
+    Example: nvgemm-fusion log explain decisions.jsonl 3
+    """
+    record = next(islice(_records(file), number - 1, None), None)
+    if record is None:
+        _wrong_use(f"{file} has fewer than {number} decisions: see `nvgemm-fusion log show {file}`")
+    if as_json:
+        _print_json(record)
+        return
+    from .explanation import explanation
+
+    for part in explanation(record):
+        console().print(part)
+
+
+@log_app.command()
+def diff(before: LogFile, after: LogFile, as_json: AsJson = False) -> None:
+    """Print what changed from one log to another: fusions lost and won, other winners, slower and faster.
+
+    Example: nvgemm-fusion log diff main.jsonl branch.jsonl
+    """
+    found = changes(_records(before), _records(after))
+    if as_json:
+        _print_json([vars(change) for change in found])
+    elif not found:
+        console().print("the same decisions")
+    else:
+        console().print(change_table(found, f"from {before} to {after}"))
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log."""
+    return _at_hand(file, log.read(file))
+
+
+def _at_hand(file: Path, contents: Iterator[T]) -> Iterator[T]:
+    """What a log holds, one by one; ends the command with one line when it cannot be read or holds nothing."""
+    count = 0
+    try:
+        for count, content in enumerate(contents, 1):
+            yield content
+    except OSError as error:
+        _wrong_use(f"cannot read {file}: {error.strerror}")
+    if not count:
+        _wrong_use(f"{file} holds no decision: was it written with config.nvgemm_fusion_log?")
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+
+
+def _wrong_use(sentence: str) -> NoReturn:
+    typer.echo(sentence, err=True)
+    raise typer.Exit(WRONG_USE)
 
 
 def main() -> None:
     """The entry point of the console script."""
+    logging.basicConfig(format="%(message)s")
     app()

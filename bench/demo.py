@@ -91,7 +91,7 @@ def main() -> None:
                 checks = (_on_gpu if real else _on_virtual_device)(model, arguments, options)
             records = list(log.read(path))
             checks = checks if real else list(_check_epilogues(records))
-            terminal.print(decision_table(records, title))
+            terminal.print(decision_table(enumerate(records, 1), title))
             for sentence, holds in checks:
                 terminal.print(f"  {'[green]right[/green]' if holds else '[red]WRONG[/red]'}: {sentence}")
                 right = right and holds

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from ..fusion.reasons import Reason
+from .difference import Change
 
 
 def console() -> Console:
@@ -19,27 +20,46 @@ def console() -> Console:
     return console
 
 
-def decision_table(records: Iterable[dict[str, Any]], title: str) -> Table:
-    """One row a GEMM: its problem and what comes after it, the choice, the alternatives with times, and why not."""
-    records = list(records)
-    modelled = any(a["status"] == "modelled" for record in records for a in record["alternatives"])
+def decision_table(numbered: Iterable[tuple[int, dict[str, Any]]], title: str) -> Table:
+    """One row a GEMM, with its number in the log: its problem and what comes after it, the choice, the alternatives
+    with times, and why not more."""
+    numbered = list(numbered)
+    modelled = any(a["status"] == "modelled" for _, record in numbered for a in record["alternatives"])
     unit = "modelled us" if modelled else "us"
     table = Table(title=title, show_lines=True)
-    for heading in ("GEMM", "choice", f"alternatives, {unit} (fastest of each kind)", "why not more"):
+    for heading in ("", "GEMM", "choice", f"alternatives, {unit} (fastest of each kind)", "why not more"):
         table.add_column(heading, no_wrap=heading.startswith("alternatives"))
-    for record in records:
-        table.add_row(*("\n".join(lines) for lines in _row(record)))
+    for number, record in numbered:
+        table.add_row(str(number), *("\n".join(lines) for lines in _row(record)))
     return table
 
 
-def _row(record: dict[str, Any]) -> tuple[list[str], ...]:
-    problem, chosen, alternatives = record["problem"], record["chosen"], record["alternatives"]
-    gemm = [f"{record['graph']} {record['gemm']}"]
+def change_table(changes: Iterable[Change], title: str) -> Table:
+    """One row a change between two logs."""
+    table = Table(title=title)
+    for heading in ("change", "GEMM", "from what to what"):
+        table.add_column(heading)
+    for change in changes:
+        record = change.after or change.before
+        table.add_row(change.kind, " ".join(_gemm(record)), escape(change.detail))
+    return table
+
+
+def _gemm(record: dict[str, Any]) -> list[str]:
+    """The product, its size, and what comes after it."""
+    problem = record["problem"]
+    lines = [f"{record['graph']} {record['gemm']}"]
     if problem is not None:
-        gemm.append(f"{problem['m']} x {problem['n']} x {problem['k']}")
+        lines.append(f"{problem['m']} x {problem['n']} x {problem['k']}")
     operators = [operator for node in record["nodes"][1:] for operator in node["operators"]]
     if operators:
-        gemm.append(f"then {', '.join(operators)}")
+        lines.append(f"then {', '.join(operators)}")
+    return list(map(escape, lines))
+
+
+def _row(record: dict[str, Any]) -> tuple[list[str], ...]:
+    chosen, alternatives = record["chosen"], record["alternatives"]
+    gemm = _gemm(record)
     if chosen is None:
         return gemm, ["left to Inductor"], [], _why_not(record)
     choice = alternatives[chosen]
@@ -50,7 +70,7 @@ def _row(record: dict[str, Any]) -> tuple[list[str], ...]:
 def _describe(alternative: dict[str, Any], bold: bool) -> str:
     carried = f" + {len(alternative['fused'])} fused" if alternative["fused"] else ""
     carried = carried or (" + bias fused" if alternative["epilogue"] else "")
-    text = f"{alternative['backend']} {alternative['candidate']}{carried}"
+    text = escape(f"{alternative['backend']} {alternative['candidate']}{carried}")
     return f"[bold]{text}[/bold]" if bold else text
 
 
@@ -73,9 +93,9 @@ def _best_of_each_kind(alternatives: list[dict[str, Any]]) -> list[str]:
 
 def _why_not(record: dict[str, Any]) -> list[str]:
     """The reasons why nothing more was fused, and why a fused kernel was not chosen."""
-    lines = [f"{r['reason']}: {r['detail'] or Reason(r['reason']).sentence}" for r in record["refusals"]]
+    lines = [f"{r['reason']}: {r['detail']}" for r in record["refusals"]]
     ours = [a for a in record["alternatives"] if a["epilogue"]]
     if ours and not record["fused"]:
         best = min(ours, key=lambda a: a["us"] if a["us"] is not None else float("inf"))
         lines.append(f"fused kernel {best['reason']}: {best['detail']}")
-    return lines
+    return list(map(escape, lines))

@@ -1,4 +1,4 @@
-"""WHAT may be fused into a GEMM's epilogue, and what was decided. Depends on torch, networkx and orjson alone.
+"""WHAT may be fused into a GEMM's epilogue, and what was decided. Depends on torch, networkx and msgspec alone.
 
     ops         the op vocabulary: one table that capture, reference and emitters key on
     program     EpilogueProgram: SSA over the accumulator and named operands, ending in stores

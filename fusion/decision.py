@@ -85,7 +85,7 @@ class Alternative:
             "spread": None if self.timing is None else round(self.timing.spread, 3),
             "status": self.status.value,
             "reason": None if self.refusal is None else self.refusal.reason.value,
-            "detail": "" if self.refusal is None else self.refusal.detail,
+            "detail": "" if self.refusal is None else self.refusal.explanation,
         }
 
 

@@ -1,7 +1,8 @@
 """The decision record: one JSON object a line, appended to a file that several processes may share.
 
 The schema is versioned (`SCHEMA`). A log that cannot be written costs one warning and nothing else. Reading a log
-needs no torch, so that a command over a log starts at once; and it is `orjson` that reads, since logs get long.
+needs no torch, so that a command over a log starts at once. Logs get long: `scan` decodes no more of a line than a
+filter asks about, and checks on the way that the line is a decision.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from .decision import Decision
 
@@ -44,14 +45,14 @@ def to_record(decision: Decision) -> dict[str, Any]:
         "us_chosen": us_chosen,
         "us_best_unfused": us_unfused,
         "speedup": round(us_unfused / us_chosen, 4) if us_chosen and us_unfused else None,
-        "refusals": [{"reason": r.reason.value, "detail": r.detail} for r in decision.refusals],
+        "refusals": [{"reason": r.reason.value, "detail": r.explanation} for r in decision.refusals],
         "from_cache": decision.from_cache,
     }
 
 
 def to_line(decision: Decision) -> bytes:
     """The record as a line of the log. A number that JSON does not have (an infinity) becomes null."""
-    return orjson.dumps(to_record(decision), option=orjson.OPT_APPEND_NEWLINE)
+    return msgspec.json.encode(to_record(decision)) + b"\n"
 
 
 def readable(decision: Decision) -> str:
@@ -94,17 +95,107 @@ def write(decision: Decision, path: str | None) -> None:
             logger.warning("decisions are not logged: cannot write %s (%s)", path, error.strerror)
 
 
-def read(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The records of a log. A line that is not a record of this schema (a killed process leaves half a line) is
-    skipped with a warning. Raises OSError when the file cannot be read."""
+class AlternativeOutline(msgspec.Struct):
+    """An alternative of a record, as far as a filter asks. What it does not ask about is there, but stays undecoded."""
+
+    backend: str
+    reason: str | None
+    candidate: msgspec.Raw
+    fused: msgspec.Raw
+    separate: msgspec.Raw
+    epilogue: msgspec.Raw
+    compile_s: msgspec.Raw
+    us: float | None
+    spread: float | None
+    status: msgspec.Raw
+    detail: msgspec.Raw
+
+
+class ProblemOutline(msgspec.Struct):
+    """The size of a record's problem."""
+
+    m: int
+    n: int
+    k: int
+
+
+class RefusalOutline(msgspec.Struct):
+    """A reason why not more was fused."""
+
+    reason: str
+    detail: msgspec.Raw
+
+
+class Outline(msgspec.Struct):
+    """A record, decoded as far as a filter asks. `number`: its place among the decisions of the log, from 1."""
+
+    schema: int
+    graph: msgspec.Raw
+    gemm: msgspec.Raw
+    digest: msgspec.Raw
+    target: msgspec.Raw
+    problem: ProblemOutline | None
+    programs: msgspec.Raw
+    nodes: msgspec.Raw
+    edges: msgspec.Raw
+    versions: msgspec.Raw
+    alternatives: list[AlternativeOutline]
+    chosen: int | None
+    fused: bool
+    us_chosen: float | None
+    us_best_unfused: float | None
+    speedup: float | None
+    refusals: list[RefusalOutline]
+    from_cache: bool
+    number: int = 0
+
+
+_outline = msgspec.json.Decoder(Outline)
+
+
+def scan(path: str | Path) -> Iterator[tuple[Outline, bytes]]:
+    """Each decision of a log as an outline, with the line that `parse` makes a record of.
+
+    Lines that are no decision (a killed process leaves half a line, a newer version writes another schema) are
+    skipped; one warning at the end counts them. Raises OSError when the file cannot be read.
+    """
+    count, skipped, first = 0, 0, ""
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                record = orjson.loads(line)
-            except ValueError:
-                logger.warning("%s line %d is not JSON, skipped", path, number)
+                outline = _outline.decode(line)
+                fault = "" if outline.chosen is None or 0 <= outline.chosen < len(outline.alternatives) else "no choice"
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                fault = str(error)
+            if not fault and outline.schema == SCHEMA:
+                count += 1
+                outline.number = count
+                yield outline, line
                 continue
-            if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-                logger.warning("%s line %d is not a decision of schema %d, skipped", path, number, SCHEMA)
-                continue
-            yield record
+            skipped += 1
+            first = first or f"line {number}: {_schema(line) or fault}"
+    if skipped:
+        logger.warning("%s: skipped %d lines that are no decisions (the first, %s)", path, skipped, first)
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """The record on a line that `scan` has given."""
+    return msgspec.json.decode(line)
+
+
+def read(path: str | Path) -> Iterator[dict[str, Any]]:
+    """All records of a log; see `scan` for what is skipped. Raises OSError when the file cannot be read."""
+    return (parse(line) for _, line in scan(path))
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+def _schema(line: bytes) -> str:
+    """What is to say of the schema of a line, where it is the fault."""
+    try:
+        schema = msgspec.json.decode(line, type=_Schema).schema
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    return "" if schema == SCHEMA else f"schema {schema}, and this version reads {SCHEMA}"

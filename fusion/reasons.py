@@ -64,4 +64,9 @@ class Refusal:
         return False
 
     def __str__(self) -> str:
-        return f"{self.reason.value}: {self.detail or self.reason.sentence}"
+        return f"{self.reason.value}: {self.explanation}"
+
+    @property
+    def explanation(self) -> str:
+        """What exactly, or in general where nobody said."""
+        return self.detail or self.reason.sentence

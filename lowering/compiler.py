@@ -8,6 +8,7 @@ is replaced by a new one with the next request.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -160,9 +161,11 @@ class _Worker:
 
     def kill(self) -> None:
         self._process.kill()
+        with contextlib.suppress(OSError):  # what was not written yet cannot be any more
+            self._process.stdin.close()
 
     def _end(self) -> str:
-        self._process.kill()
+        self.kill()
         return f"the compiler's process ended with status {self._process.wait()} (time limit: {TIME_LIMIT_S:.0f} s)"
 
 

@@ -170,4 +170,4 @@ def _write(
 def _versions() -> dict[str, str]:
     import torch
 
-    return {"torch": torch.__version__, **{name: version or "none" for name, version in installed_versions().items()}}
+    return {"torch": str(torch.__version__), **{name: version or "none" for name, version in installed_versions().items()}}

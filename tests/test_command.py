@@ -20,10 +20,13 @@ def run(*arguments):
 
 @pytest.fixture
 def log_file(tmp_path, h200, instant_kernels, inductor_config):
+    """A log of three decisions: a fusion, a product that a softmax reads, and one that gets no candidates."""
     path = tmp_path / "decisions.jsonl"
     x, w, b = (torch.randn(*shape).bfloat16() for shape in ((64, 32), (128, 32), (128,)))
     with inductor_config.patch(nvgemm_fusion_log=str(path), nvgemm_fusion_force=True):
         torch.compile(lambda x, w, b: F.relu(F.linear(x, w, b)))(x, w, b)
+        torch.compile(lambda x, w, b: F.softmax(F.linear(x, w), -1))(x, w, b)
+        torch.compile(lambda x, w: F.linear(x, w))(x.double(), w.double())
     return path
 
 
@@ -37,7 +40,84 @@ def test_a_log_as_a_table_and_as_json(log_file):
     table = run("log", "show", log_file)
     assert table.returncode == 0, table.stderr
     assert "64 x 128 x 32" in table.stdout and "(modelled)" in table.stdout and "relu" in table.stdout
-    assert json.loads(run("log", "show", log_file, "--json").stdout)[0]["fused"] is True
+    assert [record["number"] for record in json.loads(run("log", "show", log_file, "--json").stdout)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (["--fused"], [1]),
+        (["--unfused"], [2, 3]),
+        (["--reason", "not pointwise"], [2]),
+        (["--reason", "dtype"], [3]),
+        (["--backend", "nvgemm"], [1]),
+        (["--shape", "64x*x32"], [1, 2]),
+        (["--shape", "64x127x32"], []),
+        (["--speedup", "1.01"], [1]),
+        (["--speedup", "1.01", "--reason", "dtype"], []),
+        (["--limit", "1"], [1]),
+    ],
+    ids=str,
+)
+def test_filters(log_file, options, numbers):
+    result = run("log", "show", log_file, "--json", *options)
+    assert [record["number"] for record in json.loads(result.stdout)] == numbers
+
+
+def test_a_filter_that_nothing_passes_says_so(log_file):
+    result = run("log", "show", log_file, "--shape", "1x1x1")
+    assert result.returncode == 0 and "no decision" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "options", [["--reason", "sideways"], ["--backend", "cuBLAS"], ["--shape", "64x32"], ["--speedup", "fast"]], ids=str
+)
+def test_a_filter_that_cannot_be_is_wrong_use(log_file, options):
+    result = run("log", "show", log_file, *options)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+
+
+def test_one_decision_in_full(log_file):
+    shown = run("log", "explain", log_file, "1").stdout
+    for expected in ("v1 = relu(v0)", "def epilogue(acc, operand_0)", "test_command.py", "slower", "quack-kernels"):
+        assert expected in shown, expected
+    assert "symbolic" not in run("log", "explain", log_file, "3").stdout
+    missing = run("log", "explain", log_file, "4")
+    assert missing.returncode == 2 and "fewer than 4" in missing.stderr
+
+
+def test_what_changed_between_two_logs(log_file, tmp_path):
+    same = run("log", "diff", log_file, log_file)
+    assert same.returncode == 0 and same.stdout.strip() == "the same decisions"
+    records = [json.loads(line) for line in log_file.read_text().splitlines()]
+    other = tmp_path / "other.jsonl"
+    records[0]["chosen"], records[0]["fused"] = 0, False
+    records[0]["us_chosen"] *= 2
+    records[1]["us_chosen"] /= 2
+    other.write_text("".join(json.dumps(record) + "\n" for record in records[:2]))
+    kinds = [change["kind"] for change in json.loads(run("log", "diff", log_file, other, "--json").stdout)]
+    assert kinds == ["fusion lost", "slower", "faster", "gone"]
+    assert "fusion won" in run("log", "diff", other, log_file).stdout
+
+
+def test_a_long_log_is_read_quickly(log_file, tmp_path):
+    """100,000 decisions: a filter in under 3 s and 500 MB."""
+    long = tmp_path / "long.jsonl"
+    template = log_file.read_bytes()
+    long.write_bytes(template * (100_000 // template.count(b"\n") + 1))
+    script = (
+        "import resource, subprocess, sys, time\n"
+        "started = time.perf_counter()\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)"
+    )
+    command = [sys.executable, "-c", script, COMMAND, "log", "show", long, "--backend", "NVGEMM"]
+    seconds, megabytes = min(
+        tuple(map(float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
+        for _ in range(3)
+    )
+    print(f"{long.stat().st_size / 1e6:.0f} MB in {seconds:.2f} s and {megabytes:.0f} MB")
+    assert seconds < 3 and megabytes < 500
 
 
 @pytest.mark.parametrize("content", [None, "", "not a log\n", '{"schema": 99}\n', b"\xff\xfe\x00"])
