@@ -7,5 +7,6 @@
     selection   which decisions somebody wants to see
     explanation one decision in full
     difference  what changed between two logs
+    doctor      whether fusion can work here
     command     the command `nvgemm-fusion`
 """

@@ -18,13 +18,13 @@ import typer
 from ..fusion import log
 from .difference import changes
 from .selection import Selection
-from .table import change_table, console, decision_table
+from .table import change_table, console, decision_table, finding_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 log_app = typer.Typer(no_args_is_help=True, help="Read the decisions that `config.nvgemm_fusion_log` collects.")
 app.add_typer(log_app, name="log")
 
-WRONG_USE = 2
+CHECK_FAILED, WRONG_USE = 1, 2
 
 T = TypeVar("T")
 
@@ -41,6 +41,25 @@ def demo() -> None:
     from . import demo as demonstration
 
     demonstration.main()
+
+
+@app.command()
+def doctor(
+    virtual: Annotated[bool, typer.Option(help="only what the virtual device needs: a GPU may be missing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is installed, whether it fits, and what to do where it does not. Exits with 1 for a fault.
+
+    Example: nvgemm-fusion doctor --virtual
+    """
+    from .doctor import State, examine
+
+    findings = list(examine(virtual))
+    if as_json:
+        _print_json([vars(finding) for finding in findings])
+    else:
+        console().print(finding_table(findings))
+    raise typer.Exit(CHECK_FAILED if any(finding.state is State.FAULT for finding in findings) else 0)
 
 
 @log_app.command()

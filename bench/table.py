@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .difference import Change
+if TYPE_CHECKING:
+    from .difference import Change
+    from .doctor import Finding
 
 
 def console() -> Console:
@@ -42,6 +44,18 @@ def change_table(changes: Iterable[Change], title: str) -> Table:
     for change in changes:
         record = change.after or change.before
         table.add_row(change.kind, " ".join(_gemm(record)), escape(change.detail))
+    return table
+
+
+def finding_table(findings: Iterable[Finding]) -> Table:
+    """One row a thing that `doctor` has looked at."""
+    table = Table()
+    for heading in ("", "state", "found", "what to do"):
+        table.add_column(heading)
+    colours = {"fine": "green", "note": "yellow", "fault": "red"}
+    for finding in findings:
+        state = finding.state.value
+        table.add_row(finding.name, f"[{colours[state]}]{state}[/]", escape(finding.found), escape(finding.fix))
     return table
 
 

@@ -25,13 +25,11 @@ DIRECTORY_VARIABLE = "NVGEMM_FUSION_CACHE_DIR"
 
 
 def default_directory() -> Path:
-    """`$NVGEMM_FUSION_CACHE_DIR`; else beside Inductor's cache, if `$TORCHINDUCTOR_CACHE_DIR` moves that; else the
-    user's cache folder."""
-    if own := os.environ.get(DIRECTORY_VARIABLE):
-        return Path(own)
-    if inductor := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return Path(inductor) / "nvgemm_fusion"
-    return Path(platformdirs.user_cache_dir("nvgemm_fusion"))
+    """`$NVGEMM_FUSION_CACHE_DIR`, else the user's cache folder.
+
+    `$TORCHINDUCTOR_CACHE_DIR` does not count: Inductor sets it by itself, to a temporary folder, once it runs.
+    """
+    return Path(os.environ.get(DIRECTORY_VARIABLE) or platformdirs.user_cache_dir("nvgemm_fusion"))
 
 
 class KernelStore:

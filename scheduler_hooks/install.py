@@ -6,6 +6,7 @@ that happens here may make an import fail: whatever goes wrong is said once, and
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Callable
@@ -28,6 +29,15 @@ def uninstall() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, autoload.AfterImport)]
     while _disconnect:
         _disconnect.popitem()[1]()
+
+
+def extension_points() -> dict[str, bool]:
+    """Each place where we reach into Inductor, and whether it is there and connected. Imports Inductor."""
+    for name in autoload.EXTENDED_MODULES:
+        importlib.import_module(name)
+    config = sys.modules[autoload.CONFIG]
+    points = {name: name in _disconnect for name in autoload.EXTENDED_MODULES}
+    return {**points, f"{autoload.CONFIG}._pre_fusion_custom_pass": "_pre_fusion_custom_pass" in config._config}
 
 
 def connect(name: str) -> None:

@@ -60,6 +60,13 @@ def remove_entries(config: ModuleType) -> None:
     forget_config_hash(config)
 
 
+def current_values() -> dict[str, Any]:
+    """Our settings as they stand in this process; empty when they are not there. Imports Inductor's configuration."""
+    from torch._inductor import config
+
+    return {setting.name: getattr(config, setting.name) for setting in SETTINGS if setting.name in config._config}
+
+
 def version() -> str:
     """The installed version, a digest of the source (an editable install changes without a version), and what
     kernels are compiled with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 COMMAND = Path(sys.executable).parent / "nvgemm-fusion"
 
 
-def run(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def run(*arguments, **environment):
+    command = [COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environment})
 
 
 @pytest.fixture
@@ -34,6 +36,31 @@ def test_help():
     result = run("--help")
     assert result.returncode == 0 and "log" in result.stdout and "demo" in result.stdout
     assert "Example" in run("log", "show", "--help").stdout
+
+
+def findings_of(*options, **environment):
+    result = run("doctor", "--json", *options, **environment)
+    return result.returncode, {finding["name"]: finding for finding in json.loads(result.stdout)}
+
+
+def test_the_doctor_finds_that_the_virtual_device_works():
+    code, findings = findings_of("--virtual")
+    assert code == 0, findings
+    assert findings["torch"]["found"] == torch.__version__ and findings["compiler"]["state"] == "fine"
+    assert {"triton", "quack-kernels", "GPU", "config", "select_algorithm", "cache folder", "the flag"} <= set(findings)
+    assert findings["the flag"]["found"] == "off"
+    table = run("doctor", "--virtual").stdout
+    assert "fine" in table and "compiler" in table
+
+
+def test_the_doctor_says_what_is_wrong_and_what_to_do(tmp_path):
+    code, findings = findings_of(
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0", NVGEMM_FUSION_CACHE_DIR="/proc/nowhere", CUDA_VISIBLE_DEVICES=""
+    )
+    faults = {name: finding["fix"] for name, finding in findings.items() if finding["state"] == "fault"}
+    assert code == 1
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" in faults["config"] and "NVGEMM_FUSION_CACHE_DIR" in faults["cache folder"]
+    assert "--virtual" in faults["GPU"] and all(faults.values())
 
 
 def test_a_log_as_a_table_and_as_json(log_file):
