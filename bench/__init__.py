@@ -8,5 +8,6 @@
     explanation one decision in full
     difference  what changed between two logs
     doctor      whether fusion can work here
+    pytest_plugin  decisions in the tests of a project that uses us
     command     the command `nvgemm-fusion`
 """

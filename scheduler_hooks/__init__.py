@@ -15,6 +15,7 @@
     kernel_call     a decided kernel with the buffers it is called on, as a line of generated code
     codegen         the scheduling backend: one call in the wrapper for what was decided
     virtual_device  all of it for a GPU that is not there
+    recording       a block in which everything is decided by us and logged, with a GPU or without
 
 One GEMM walks from `choices` (lowering) through `fusion_pass` (scheduling) to `codegen`; this package imports
 nothing of Inductor before Inductor has been imported by somebody else.
