@@ -9,5 +9,7 @@
     difference  what changed between two logs
     doctor      whether fusion can work here
     pytest_plugin  decisions in the tests of a project that uses us
+    terminal    how the commands print, and how they end
+    cache_command  what is kept on disk: `nvgemm-fusion cache`
     command     the command `nvgemm-fusion`
 """

@@ -6,30 +6,28 @@ Exit codes: 0 fine, 1 a check failed, 2 wrong use. What is not at hand (a file, 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 
 from ..fusion import log
+from . import cache_command
 from .difference import changes
 from .selection import Selection
-from .table import change_table, console, decision_table, finding_table
+from .table import change_table, decision_table, finding_table
+from .terminal import CHECK_FAILED, AsJson, console, print_json, wrong_use
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 log_app = typer.Typer(no_args_is_help=True, help="Read the decisions that `config.nvgemm_fusion_log` collects.")
 app.add_typer(log_app, name="log")
-
-CHECK_FAILED, WRONG_USE = 1, 2
+app.add_typer(cache_command.app, name="cache")
 
 T = TypeVar("T")
 
 LogFile = Annotated[Path, typer.Argument(help="a decision log: one JSON object a line")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
 @app.command()
@@ -56,7 +54,7 @@ def doctor(
 
     findings = list(examine(virtual))
     if as_json:
-        _print_json([vars(finding) for finding in findings])
+        print_json([vars(finding) for finding in findings])
     else:
         console().print(finding_table(findings))
     raise typer.Exit(CHECK_FAILED if any(finding.state is State.FAULT for finding in findings) else 0)
@@ -80,12 +78,12 @@ def show(
     try:
         selection = Selection.of(reason, backend, shape, fused, speedup)
     except ValueError as error:
-        _wrong_use(str(error))
+        wrong_use(str(error))
     selected = ((outline.number, line) for outline, line in _at_hand(file, log.scan(file)) if outline in selection)
     shown = [(number, log.parse(line)) for number, line in islice(selected, limit)]
     more = sum(1 for _ in selected)
     if as_json:
-        _print_json([{"number": number, **record} for number, record in shown])
+        print_json([{"number": number, **record} for number, record in shown])
     elif not shown:
         console().print(f"no decision in {file} is like that")
     else:
@@ -104,9 +102,9 @@ def explain(
     """
     record = next(islice(_records(file), number - 1, None), None)
     if record is None:
-        _wrong_use(f"{file} has fewer than {number} decisions: see `nvgemm-fusion log show {file}`")
+        wrong_use(f"{file} has fewer than {number} decisions: see `nvgemm-fusion log show {file}`")
     if as_json:
-        _print_json(record)
+        print_json(record)
         return
     from .explanation import explanation
 
@@ -122,7 +120,7 @@ def diff(before: LogFile, after: LogFile, as_json: AsJson = False) -> None:
     """
     found = changes(_records(before), _records(after))
     if as_json:
-        _print_json([vars(change) for change in found])
+        print_json([vars(change) for change in found])
     elif not found:
         console().print("the same decisions")
     else:
@@ -141,18 +139,9 @@ def _at_hand(file: Path, contents: Iterator[T]) -> Iterator[T]:
         for count, content in enumerate(contents, 1):
             yield content
     except OSError as error:
-        _wrong_use(f"cannot read {file}: {error.strerror}")
+        wrong_use(f"cannot read {file}: {error.strerror}")
     if not count:
-        _wrong_use(f"{file} holds no decision: was it written with config.nvgemm_fusion_log?")
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
-
-
-def _wrong_use(sentence: str) -> NoReturn:
-    typer.echo(sentence, err=True)
-    raise typer.Exit(WRONG_USE)
+        wrong_use(f"{file} holds no decision: was it written with config.nvgemm_fusion_log?")
 
 
 def main() -> None:

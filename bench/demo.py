@@ -28,13 +28,15 @@ from ..fusion.reference import evaluate
 from ..lowering.compiler import shared_compiler
 from ..lowering.dry_run import dry_run
 from ..scheduler_hooks.virtual_device import virtual_device
-from .table import console, decision_table
+from .table import decision_table
+from .terminal import console
 
 HIDDEN, INTERMEDIATE, TOKENS = 4096, 14336, 256
 SETTINGS = {
     "max_autotune_gemm": True,
     "max_autotune_gemm_backends": "ATEN,TRITON",
     "nvgemm_epilogue_fusion": True,
+    "nvgemm_fusion_cache": False,
 }
 TOLERANCE = 2e-2
 """Relative error in the Frobenius norm that a bfloat16 block may have against float64."""

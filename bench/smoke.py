@@ -28,7 +28,7 @@ from .graphs import GRAPHS, Graph
 SIZES = ((16, 14336, 4096), (256, 14336, 4096), (4096, 14336, 4096))
 STOCK = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "nvgemm_epilogue_fusion": False}
 UNFUSED = {**STOCK, "max_autotune_gemm_backends": "ATEN"}
-FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
+FUSED = {**STOCK, "nvgemm_epilogue_fusion": True, "nvgemm_fusion_cache": False}
 FORCED = {**FUSED, "nvgemm_fusion_force": True}
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-smoke.json"
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
     from .difference import Change
     from .doctor import Finding
-
-
-def console() -> Console:
-    """The terminal; where there is none to ask for its width (a file, a CI job), one that a table fits in."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140
-    return console
 
 
 def decision_table(numbered: Iterable[tuple[int, dict[str, Any]]], title: str) -> Table:

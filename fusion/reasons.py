@@ -24,6 +24,7 @@ class Reason(str, enum.Enum):
     # about the GEMM
     NO_CANDIDATE = "no candidate", "no kernel configuration of any provider can run this problem"
     TARGET = "target", "no provider has kernels for this GPU"
+    VERSION = "version", "measured with other versions of torch or of the kernels' packages"
     DTYPE = "dtype", "a dtype that the kernels do not take"
     DEVICE = "device", "an operand is not on the GPU"
     LAYOUT = "layout", "a tensor is neither row- nor column-major"

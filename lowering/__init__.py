@@ -11,6 +11,7 @@
     compile_worker  the process that does it
     compiler        many such processes, at most N at a time
     store           compiled kernels on disk
+    tuning          decisions that were measured, on disk and as a portable file
     launcher        a compiled kernel as a function of tensors
     cost_model      times for a GPU that is not there
     packages        which kernel packages are installed

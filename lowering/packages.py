@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 
+import torch
+
 KERNEL_PACKAGES = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-operators",
@@ -25,6 +27,11 @@ def installed_versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = None
     return versions
+
+
+def versions() -> dict[str, str]:
+    """What a measured time depends on besides the GPU: torch and KERNEL_PACKAGES, "none" for what is missing."""
+    return {"torch": str(torch.__version__), **{name: found or "none" for name, found in installed_versions().items()}}
 
 
 def missing_packages() -> list[str]:

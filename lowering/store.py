@@ -32,6 +32,18 @@ def default_directory() -> Path:
     return Path(os.environ.get(DIRECTORY_VARIABLE) or platformdirs.user_cache_dir("nvgemm_fusion"))
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file that others read: whole, or not at all. Raises OSError when the disk refuses."""
+    descriptor, staged = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(staged, path)
+    except OSError:
+        Path(staged).unlink(missing_ok=True)
+        raise
+
+
 class KernelStore:
     """The kernels under one folder. Cheap to construct; touches the disk only when asked for something."""
 
@@ -68,10 +80,8 @@ class KernelStore:
         """
         path, description = self._paths(spec.key)
         content = {"sha256": hashlib.sha256(compiled.read_bytes()).hexdigest(), "spec": spec.to_json(), **facts}
-        staged = self.temporary()
-        staged.write_text(json.dumps(content), encoding="utf-8")
         os.replace(compiled, path)
-        os.replace(staged, description)
+        write_atomically(description, json.dumps(content).encode())
         return path
 
     def drop(self, spec: KernelSpec) -> None:
@@ -81,6 +91,13 @@ class KernelStore:
                 path.unlink(missing_ok=True)
             except OSError:
                 pass
+
+    def clear(self) -> int:
+        """Removes all kernels; returns how many there were. Raises OSError when the disk refuses."""
+        objects = list(self.directory.glob("*.o"))
+        for path in (*self.directory.glob("*.json"), *objects):  # without its description, an object is not there
+            path.unlink(missing_ok=True)
+        return len(objects)
 
     def _paths(self, key: str) -> tuple[Path, Path]:
         return self.directory / f"{key}.o", self.directory / f"{key}.json"

@@ -12,6 +12,7 @@
     workload        the tensors of one region on the GPU, and each alternative as a function of them
     stopwatch       GPU time of such functions, side by side
     fusion_pass     the scheduler pass: measures, decides, fuses
+    tuning          a decision that was made before, from disk
     kernel_call     a decided kernel with the buffers it is called on, as a line of generated code
     codegen         the scheduling backend: one call in the wrapper for what was decided
     virtual_device  all of it for a GPU that is not there

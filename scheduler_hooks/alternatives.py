@@ -9,12 +9,13 @@ the operand to a kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx
 from torch._inductor import config
+from torch._inductor.ir import ChoiceCaller
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
@@ -25,7 +26,7 @@ from ..fusion.regions import Region, producers
 from ..lowering import cost_model
 from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
-from ..lowering.kernel import KernelSpec
+from ..lowering.kernel import Candidate, KernelSpec
 from ..lowering.targets import Target
 from .capture import CapturedProgram, RegionCapture
 from .choices import NvgemmChoice
@@ -39,7 +40,8 @@ TRITON_TEMPLATES = 2
 
 @dataclass
 class Contest:
-    """One GEMM: what surrounds it, and which regions are legal (largest first)."""
+    """One GEMM: what surrounds it, and which regions are legal (largest first). `programs` has the epilogue of each
+    region that has one, and of the GEMM alone under None; `refusals`, why others have none."""
 
     node: SchedulerNode
     gemm: Gemm
@@ -51,6 +53,15 @@ class Contest:
     choice: NvgemmChoice
     refusals: list[Refusal] = field(default_factory=list)
     programs: dict[Region | None, CapturedProgram] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for region in (*self.regions, None):
+            written = self.node if region is None else self.nodes[region.stored]
+            captured = self.capture.program([written.node.get_name()])
+            if isinstance(captured, CapturedProgram):
+                self.programs[region] = captured
+            else:
+                self.refusals.append(captured)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -90,14 +101,8 @@ class Contender:
 
 def contenders(contest: Contest) -> list[Contender] | Refusal:
     """All entrants with their times, stock first; a refusal when stock has to be left alone."""
-    buffer = contest.node.node
-    for region in (*contest.regions, None):
-        stored = buffer.get_name() if region is None else contest.nodes[region.stored].node.get_name()
-        captured = contest.capture.program([stored])
-        if isinstance(captured, CapturedProgram):
-            contest.programs[region] = captured
-        else:
-            contest.refusals.append(captured)
+    if not contest.programs:  # the GEMM alone has none: its result lies in no way that a kernel can write
+        return contest.refusals[-1]
     compiling = _start_compiling(contest)
     if current_virtual_device() is not None:
         stock = _modelled_stock(contest)
@@ -121,28 +126,40 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
             contest.refusals.append(found)
             continue
         for candidate in found:
-            spec = KernelSpec.of(contest.gemm.problem, candidate, captured.program, contest.target)
-            choice = NvgemmChoice(
-                candidate, contest.choice.input_nodes, contest.choice.layout, contest.gemm.alpha, contest.gemm.beta
-            )
-            waiting.append((region, choice, KernelCall(spec, contest.gemm, captured), compiler.submit(spec)))
+            entrant = our_contender(contest, region, candidate)
+            waiting.append((entrant, compiler.submit(entrant.call.spec)))
+    return lambda: [with_kernel(entrant, future.result()) for entrant, future in waiting]
 
-    def wait() -> list[Contender]:
-        entrants = []
-        for region, choice, call, future in waiting:
-            compiled = future.result()
-            alternative = _alternative(contest, Backend.NVGEMM, str(choice.candidate), region)
-            if not call.spec.program.is_identity:
-                alternative = replace(alternative, epilogue=call.spec.program.digest)
-            if isinstance(compiled, CompiledKernel):
-                alternative = replace(alternative, compile_s=compiled.seconds)
-                entrants.append(Contender(alternative, region, choice, call, compiled))
-            else:
-                alternative = replace(alternative, status=Status.FAILED, refusal=compiled)
-                entrants.append(Contender(alternative, region, choice, call))
-        return entrants
 
-    return wait
+def our_contender(contest: Contest, region: Region | None, candidate: Candidate) -> Contender:
+    """`candidate` with `region` fused, not compiled yet."""
+    captured, choice = contest.programs[region], contest.choice
+    spec = KernelSpec.of(contest.gemm.problem, candidate, captured.program, contest.target)
+    alternative = _alternative(contest, Backend.NVGEMM, str(candidate), region)
+    if not captured.program.is_identity:
+        alternative = replace(alternative, epilogue=captured.program.digest)
+    choice = NvgemmChoice(candidate, choice.input_nodes, choice.layout, choice.alpha, choice.beta)
+    return Contender(alternative, region, choice, KernelCall(spec, contest.gemm, captured))
+
+
+def with_kernel(entrant: Contender, compiled: CompiledKernel | Refusal) -> Contender:
+    """One of our contenders with its kernel, or out of the contest with the reason."""
+    if isinstance(compiled, CompiledKernel):
+        alternative = replace(entrant.alternative, compile_s=compiled.seconds)
+        return replace(entrant, alternative=alternative, compiled=compiled)
+    return replace(entrant, alternative=replace(entrant.alternative, status=Status.FAILED, refusal=compiled))
+
+
+def stock_contender(contest: Contest, region: Region | None, choice: ChoiceCaller) -> Contender:
+    """One of Inductor's own choices, with `region` fused (a Triton template's) or with nothing."""
+    return Contender(_alternative(contest, backend_of(choice), choice.name, region), region, choice)
+
+
+def backend_of(choice: ChoiceCaller) -> Backend:
+    """Whose kernel it is."""
+    if isinstance(choice, TritonTemplateCaller):
+        return Backend.TRITON
+    return Backend.ATEN if isinstance(choice, ExternKernelCaller) else Backend.OTHER
 
 
 def _stock(contest: Contest) -> list[Contender] | Refusal:
@@ -159,34 +176,24 @@ def _stock(contest: Contest) -> list[Contender] | Refusal:
     triton = [choice for choice in known if isinstance(choice, TritonTemplateCaller)][:TRITON_TEMPLATES]
     if contest.node.scheduler._has_layout_conflict_for_template(buffer):
         triton = []
-    entrants = [
-        Contender(_alternative(contest, backend, choice.name, None), None, choice)
-        for backend, choices in ((Backend.ATEN, external), (Backend.TRITON, triton))
-        for choice in choices
-    ]
-    if config.epilogue_fusion:
-        entrants += [
-            Contender(_alternative(contest, Backend.TRITON, choice.name, region), region, choice)
-            for region in contest.regions
-            for choice in triton
-        ]
-    return entrants
+    return _stock_contenders(contest, external, triton)
 
 
 def _modelled_stock(contest: Contest) -> list[Contender]:
     """Stock's entrants on the virtual device: one of each kind, since there is nothing to tell two apart."""
     choices = contest.node.node.choices
-    external = next((choice for choice in choices if isinstance(choice, ExternKernelCaller)), None)
-    triton = next((choice for choice in choices if isinstance(choice, TritonTemplateCaller)), None)
-    entrants = []
-    for backend, choice in ((Backend.ATEN, external), (Backend.TRITON, triton)):
-        if choice is not None:
-            entrants.append(Contender(_alternative(contest, backend, choice.name, None), None, choice))
-    if triton is not None and config.epilogue_fusion:
-        entrants += [
-            Contender(_alternative(contest, Backend.TRITON, triton.name, region), region, triton)
-            for region in contest.regions
-        ]
+    external = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
+    triton = [choice for choice in choices if isinstance(choice, TritonTemplateCaller)]
+    return _stock_contenders(contest, external[:1], triton[:1])
+
+
+def _stock_contenders(
+    contest: Contest, external: Sequence[ChoiceCaller], triton: Sequence[ChoiceCaller]
+) -> list[Contender]:
+    """External kernels unfused, Triton templates unfused and (unless that is switched off) with each region."""
+    entrants = [stock_contender(contest, None, choice) for choice in (*external, *triton)]
+    if config.epilogue_fusion:
+        entrants += [stock_contender(contest, region, choice) for region in contest.regions for choice in triton]
     return entrants
 
 
@@ -201,11 +208,13 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     alternative, problem = entrant.alternative, contest.gemm.problem
     if alternative.status is Status.FAILED:
         return entrant
-    program = contest.programs[entrant.region].program
+    captured = contest.programs.get(entrant.region)
+    program = contest.largest_program if captured is None else captured.program
     if alternative.backend is Backend.NVGEMM:
-        us = cost_model.gemm_us(problem, [entrant.choice.candidate], program)
+        us = cost_model.gemm_us(problem, [entrant.choice.candidate], program, contest.target)
     else:
-        us = cost_model.gemm_us(problem, candidates(problem, contest.target, program, None), program)
+        everything = candidates(problem, contest.target, program, None)
+        us = cost_model.gemm_us(problem, everything, program, contest.target)
     if alternative.backend is Backend.TRITON:
         us *= cost_model.TRITON_FACTOR
     before, after = contest.separate(entrant.region)

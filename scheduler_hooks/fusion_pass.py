@@ -21,8 +21,9 @@ from ..fusion.decision import Backend, Decision, choose
 from ..fusion.program import ProgramBuilder
 from ..fusion.reasons import Reason, Refusal
 from ..fusion.regions import find_regions
-from ..lowering.packages import installed_versions
+from ..lowering.packages import versions
 from ..lowering.targets import Target
+from . import tuning
 from .alternatives import Contender, Contest, contenders
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
@@ -98,13 +99,20 @@ def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSch
     graph = draw(node.scheduler, nodes, gemm.size[0] * gemm.size[1], _refuser(capture, node))
     search = find_regions(graph, node.get_name())
     contest = Contest(node, gemm, target, capture, graph, search.regions, {n.get_name(): n for n in nodes}, choice)
-    entrants = contenders(contest)
+    kept = config.nvgemm_fusion_cache and not config.nvgemm_fusion_force
+    winner = tuning.recall(contest) if kept else None
+    entrants = contenders(contest) if winner is None else [winner]
     if not isinstance(entrants, list):
         _write(node, gemm, (), None, (*search.refusals, entrants))
         return nodes
     explained, chosen = choose([entrant.alternative for entrant in entrants], force=config.nvgemm_fusion_force)
-    _write(node, gemm, explained, chosen, tuple(search.refusals) + tuple(contest.refusals), contest)
-    return nodes if chosen is None else _apply(entrants[chosen], contest, nodes)
+    refusals = (*search.refusals, *contest.refusals)
+    decision = _write(node, gemm, explained, chosen, refusals, contest, from_cache=winner is not None)
+    if chosen is None:
+        return nodes
+    if kept and winner is None:
+        tuning.keep(contest, entrants[chosen], decision)
+    return _apply(entrants[chosen], contest, nodes)
 
 
 def _refuser(capture: RegionCapture, gemm: SchedulerNode) -> Callable[[BaseSchedulerNode], Refusal | None]:
@@ -148,7 +156,8 @@ def _write(
     chosen: int | None,
     refusals: tuple[Refusal, ...],
     contest: Contest | None = None,
-) -> None:
+    from_cache: bool = False,
+) -> Decision:
     members = [] if contest is None else [contest.nodes[name] for name in contest.members]
     decision = Decision(
         graph=graph_name(),
@@ -161,13 +170,8 @@ def _write(
         nodes=tuple(origin(part.get_name(), part.node.get_origins()) for part in (node, *members)),
         edges=() if contest is None else contest.edges,
         target="" if contest is None else contest.target.name,
-        versions=_versions(),
+        from_cache=from_cache,
+        versions=versions(),
     )
     publish(decision)
-
-
-@functools.lru_cache(maxsize=1)
-def _versions() -> dict[str, str]:
-    import torch
-
-    return {"torch": str(torch.__version__), **{name: version or "none" for name, version in installed_versions().items()}}
+    return decision

@@ -40,6 +40,7 @@ def recording(log: Path, target: str = "H200", **settings: Any) -> Iterator[None
         "max_autotune_gemm": True,
         "nvgemm_epilogue_fusion": True,
         "nvgemm_fusion_log": str(log),
+        "nvgemm_fusion_cache": False,
         "fx_graph_cache": False,
         **settings,
     }

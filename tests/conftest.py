@@ -33,6 +33,7 @@ def inductor_config():
         max_autotune_gemm=True,
         max_autotune_gemm_backends="ATEN,TRITON",
         nvgemm_epilogue_fusion=True,
+        nvgemm_fusion_cache=False,
         nvgemm_max_profiling_configs=2,
         shape_padding=False,  # whether it pays is measured, so what a graph looks like would change from run to run
     ):

@@ -1,0 +1,113 @@
+"""`nvgemm-fusion cache`: the kernels and decisions on disk, and decisions carried from one machine to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .terminal import AsJson, print_json, say, wrong_use
+
+app = typer.Typer(no_args_is_help=True, help="What is kept on disk: compiled kernels and measured decisions.")
+
+TuningFile = Annotated[Path, typer.Argument(help="a tuning file: JSON, see docs/tuning-file.md")]
+
+
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Say where the cache is and what it holds.
+
+    Example: nvgemm-fusion cache info
+    """
+    from ..lowering.store import KernelStore
+    from ..lowering.tuning import TuningStore
+
+    kernels, decisions = KernelStore(), TuningStore()
+    objects = list(kernels.directory.glob("*.o"))
+    found: dict[str, Any] = {
+        "folder": str(kernels.directory.parent),
+        "kernels": len(objects),
+        "kernel_bytes": sum(path.stat().st_size for path in objects),
+        "decisions": sum(1 for _ in decisions.entries()),
+    }
+    if as_json:
+        print_json(found)
+    else:
+        say(
+            f"{found['folder']}: {found['kernels']} kernels ({found['kernel_bytes'] / 1e6:.1f} MB),"
+            f" {found['decisions']} decisions"
+        )
+
+
+@app.command()
+def clear(
+    kernels: Annotated[bool, typer.Option(help="remove the compiled kernels")] = True,
+    decisions: Annotated[bool, typer.Option(help="remove the measured decisions")] = True,
+) -> None:
+    """Remove what is kept: kernels are compiled again, and GEMMs timed again, when they are needed.
+
+    Example: nvgemm-fusion cache clear --no-kernels
+    """
+    from ..lowering.store import KernelStore
+    from ..lowering.tuning import TuningStore
+
+    try:
+        removed_kernels = KernelStore().clear() if kernels else 0
+        removed_decisions = TuningStore().clear() if decisions else 0
+    except OSError as error:
+        wrong_use(f"cannot remove {error.filename}: {error.strerror}")
+    say(f"removed {removed_kernels} kernels and {removed_decisions} decisions")
+
+
+@app.command("export")
+def export_file(file: TuningFile) -> None:
+    """Write all decisions that are kept here to a file.
+
+    Example: nvgemm-fusion cache export h200.json
+    """
+    from ..lowering.tuning import TuningStore, write_file
+
+    entries = list(TuningStore().entries())
+    if not entries:
+        wrong_use("there is no decision to export: compile something with the flag on, on a GPU")
+    try:
+        write_file(file, entries)
+    except OSError as error:
+        wrong_use(f"cannot write {file}: {error.strerror}")
+    say(f"{len(entries)} decisions in {file}")
+
+
+@app.command("import")
+def import_file(
+    file: TuningFile,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="also replace newer measurements")] = False,
+) -> None:
+    """Take in the decisions of a file that say something here. Nothing in it is executed.
+
+    Example: nvgemm-fusion cache import h200.json
+    """
+    import torch
+
+    from ..lowering.packages import versions
+    from ..lowering.targets import Target, current_target
+    from ..lowering.tuning import TuningStore, read_file
+
+    try:
+        entries = read_file(file)
+    except (OSError, ValueError) as error:
+        wrong_use(f"cannot read {file}: {getattr(error, 'strerror', None) or error}")
+    here = current_target() if torch.cuda.is_available() else None
+    target = here.name if isinstance(here, Target) else None
+    misfits = [entry.misfit(versions(), target) for entry in entries]
+    fitting = [entry for entry, misfit in zip(entries, misfits) if misfit is None]
+    try:
+        taken = TuningStore().merge(fitting, overwrite)
+    except OSError as error:
+        wrong_use(f"cannot write the cache: {error.strerror}")
+    for sentence in dict.fromkeys(str(misfit) for misfit in misfits if misfit is not None):
+        count = sum(str(misfit) == sentence for misfit in misfits)
+        say(f"skipped {count}: {sentence}")
+    if len(fitting) > taken:
+        say(f"skipped {len(fitting) - taken}: what is here is as new (--overwrite takes them all the same)")
+    say(f"took in {taken} of {len(entries)} decisions")
