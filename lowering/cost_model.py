@@ -13,7 +13,7 @@ import torch
 from ..fusion.problem import Problem
 from ..fusion.program import EpilogueProgram, OperandKind
 from .kernel import Candidate
-from .occupancy import HOPPER
+from .occupancy import model_of
 from .targets import Target
 
 LAUNCH_US = 3.0
@@ -21,9 +21,9 @@ TRITON_FACTOR = 1.05
 """How much longer a Triton template is taken to need than the best kernel there is."""
 
 
-def gemm_us(problem: Problem, candidates: Iterable[Candidate], program: EpilogueProgram) -> float:
+def gemm_us(problem: Problem, candidates: Iterable[Candidate], program: EpilogueProgram, target: Target) -> float:
     """The fastest of `candidates` with `program` as its epilogue."""
-    return min(HOPPER.us(problem, candidate, program) for candidate in candidates)
+    return min(model_of(target).us(problem, candidate, program) for candidate in candidates)
 
 
 def pointwise_us(problem: Problem, program: EpilogueProgram, dtype: torch.dtype, target: Target) -> float:

@@ -20,6 +20,7 @@ from .emit import emit
 from .packages import installed_versions
 from .targets import Target
 
+
 @dataclass(frozen=True)
 class Candidate:
     """One kernel configuration of one provider.

@@ -9,16 +9,20 @@ they are combined by a p-norm, which lies a little above the largest.
 The formula is an occupancy argument of the usual kind (tiles, waves, and the roofline of Williams et al., 2009); the
 constants are fitted to measurements of 258 configurations on 15 problems on an H200, by least squares on the
 logarithm of the time with the fast configurations weighted most. It ranks candidates; it does not predict a time.
+Another architecture gets the same constants with its datasheet's rates in place of Hopper's (`model_of`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..fusion.problem import Problem
 from ..fusion.program import EpilogueProgram, OperandKind
 from .kernel import Candidate
+from .spaces import SPACES
+from .targets import Target
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class OccupancyModel:
     part of the epilogue that pingpong hides. tile_us: per wave. launch_us: once. memory_bytes: bytes a microsecond
     that the whole GPU moves, and saturation: how many times over the multiprocessors could saturate that.
     stream_norm and memory_norm: the p of the norms that combine the streams, and computing with memory.
+    tensor_memory: accumulators lie in a memory of their own, so one instruction takes 128 rows of a tile instead of 64,
+    and the epilogue of a tile runs beside the arithmetic of the next, as with pingpong.
     """
 
     multiprocessors: int
@@ -45,6 +51,7 @@ class OccupancyModel:
     saturation: float
     stream_norm: float
     memory_norm: float
+    tensor_memory: bool = False
 
     def us(self, problem: Problem, candidate: Candidate, program: EpilogueProgram) -> float:
         """The modelled time of `candidate` with `program` as its epilogue."""
@@ -59,11 +66,12 @@ class OccupancyModel:
 
         arithmetic = 2 * tile_m * tile_n * problem.k / self.flops
         loaded = (tile_m / candidate.cluster_n + tile_n / candidate.cluster_m) * problem.k * itemsize / self.l2_bytes
-        # Each group of 64 rows reads all of the tile of B.
-        shared = (tile_m + math.ceil(tile_m / 64) * tile_n) * problem.k * itemsize / self.shared_bytes
+        # Each group of rows reads all of the tile of B.
+        groups = math.ceil(tile_m / (128 if self.tensor_memory else 64))
+        shared = (tile_m + groups * tile_n) * problem.k * itemsize / self.shared_bytes
         tiles = sum(operand.kind is OperandKind.TILE for operand in program.operands)
         epilogue = tile_m * tile_n * (self.epilogue_us + tiles * self.tile_operand_us)
-        hidden = self.hidden * epilogue if candidate.pingpong else 0.0
+        hidden = self.hidden * epilogue if candidate.pingpong or self.tensor_memory else 0.0
         streams = _norm(self.stream_norm, arithmetic, loaded, shared)
         computing = waves * (streams + epilogue - hidden + self.tile_us) + hidden
 
@@ -93,3 +101,20 @@ HOPPER = OccupancyModel(
     memory_norm=6.8,
 )
 """Fitted on an H200 (132 multiprocessors, bfloat16). An H100 differs in memory alone."""
+
+_REACHED = 0.75
+"""The part of the datasheet's memory bandwidth that `HOPPER.memory_bytes` is on an H200."""
+
+
+@functools.lru_cache(maxsize=None)
+def model_of(target: Target) -> OccupancyModel:
+    """The model of `target`: the fitted one where a GPU was there to fit it to, else one made of the datasheet."""
+    if target.measured:
+        return HOPPER
+    return replace(
+        HOPPER,
+        multiprocessors=target.multiprocessors,
+        flops=target.dense_tflops * 1e6 / target.multiprocessors,
+        memory_bytes=_REACHED * target.copy_tb_s * 1e6,
+        tensor_memory=SPACES[target.arch].tensor_memory,
+    )

@@ -1,7 +1,7 @@
 """Providers: where kernels come from, and how a spec becomes an object file.
 
-    quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for SM90 and others
-    operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs; no epilogue on SM90
+    quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for every space of `spaces`
+    operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs for SM90; no epilogue
 
 Both compile to an object file that exports one function in the TVM-FFI calling convention. It takes torch tensors
 of any size (of the class compiled for), checks them, and launches on the current stream:
@@ -15,11 +15,13 @@ scheduler's tuple.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 from ..fusion.program import Major, OperandKind
 from .emit import FUNCTION_NAME, emit, operand_name, store_name
 from .kernel import KernelSpec
+from .spaces import SPACES
 
 QUACK = "quack"
 OPERATORS = "operators"
@@ -40,18 +43,29 @@ FAKE_SIZE = 512
 
 def compile_kernel(spec: KernelSpec, path: str) -> None:
     """Compiles `spec` and writes the object file `path`. Raises whatever the compiler raises."""
-    os.environ["CUTE_DSL_ARCH"] = spec.arch
-    os.environ["QUACK_ARCH"] = spec.arch.removeprefix("sm_").rstrip("af")
-    os.environ["QUACK_CACHE_ENABLED"] = "0"  # ours is keyed by program and versions, and one copy is enough
+    _set_architecture(spec.arch)
     compiled = {QUACK: _compile_quack, OPERATORS: _compile_operators}[spec.candidate.provider](spec)
     compiled.export_to_c(object_file_path=path, function_name=EXPORTED_NAME)
 
 
+def _set_architecture(arch: str) -> None:
+    """Has the compilers compile for `arch`. They read the environment once, and a process may compile for several."""
+    os.environ["CUTE_DSL_ARCH"] = arch
+    os.environ["QUACK_ARCH"] = arch.removeprefix("sm_").rstrip("af")
+    os.environ["QUACK_CACHE_ENABLED"] = "0"  # ours is keyed by program and versions, and one copy is enough
+    from cutlass.cutlass_dsl import CuTeDSL
+    from quack import cute_dsl_utils
+
+    CuTeDSL._get_dsl().envar.arch = arch
+    cute_dsl_utils._get_device_capacity_cached.cache_clear()
+    cute_dsl_utils.get_compile_target_capacity.cache_clear()
+
+
 def _compile_quack(spec: KernelSpec) -> Any:
     import quack.gemm_runtime.host
+    from quack.cute_dsl_utils import torch2cute_dtype_map
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar, TileLoad
-    from quack.cute_dsl_utils import torch2cute_dtype_map
 
     # Only the launch needs the number, but the library asks the driver for it while it builds its launch plan.
     quack.gemm_runtime.host.get_max_active_clusters = lambda cluster_size: spec.max_active_clusters
@@ -74,8 +88,9 @@ def _compile_quack(spec: KernelSpec) -> Any:
         }[operand.kind]
         operands[name] = shape, operand.dtype, operand.major
     outputs = [(store_name(i), store) for i, store in enumerate(spec.program.stores)][1:]
-    epilogue = gemm_epilogue(ops=pins, outputs=tuple(name for name, _ in outputs))(_epilogue_function(spec))
-    candidate = spec.candidate
+    candidate, space = spec.candidate, SPACES[spec.arch]
+    function = _epilogue_function(spec) if space.lanes == 1 else _lane_by_lane(_epilogue_function(spec))
+    epilogue = gemm_epilogue(ops=pins, outputs=tuple(name for name, _ in outputs))(function)
     with _fake_gpu():
         tensors = {name: _fake(*description) for name, description in operands.items()}
         tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major) for name, store in outputs}
@@ -85,11 +100,12 @@ def _compile_quack(spec: KernelSpec) -> Any:
             _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
             _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major),
             epi_args=tensors,
-            tile_M=candidate.tile_m,
+            tile_M=space.library_tile_m(candidate),
             tile_N=candidate.tile_n,
             cluster_M=candidate.cluster_m,
             cluster_N=candidate.cluster_n,
             pingpong=candidate.pingpong,
+            is_dynamic_persistent=space.dynamic,
             swap_ab=candidate.swap_ab,
             b_kn=True,
             _launch=False,
@@ -141,6 +157,26 @@ def _epilogue_function(spec: KernelSpec) -> Any:
         module_spec.loader.exec_module(module)
         sys.modules[name] = module
     return getattr(sys.modules[name], FUNCTION_NAME)
+
+
+def _lane_by_lane(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`function` of one element as a function of two: what the library calls on SM100, where two float32 lanes share
+    an instruction. Ours are computed one after the other, since a selection or a root has no such instruction."""
+
+    @functools.wraps(function)  # the library reads the names of the operands off it
+    def lanes(acc: Any, **operands: Any) -> dict[str, Any]:
+        if not isinstance(acc, tuple):  # a fragment of odd size comes element by element
+            return function(acc, **operands)
+        low, high = (
+            function(
+                acc[lane],
+                **{name: value[lane] if isinstance(value, tuple) else value for name, value in operands.items()},
+            )
+            for lane in (0, 1)
+        )
+        return {name: (low[name], high[name]) for name in low}
+
+    return lanes
 
 
 def _fake_gpu() -> Any:

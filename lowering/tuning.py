@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ..fusion.log import UNREADABLE
 from ..fusion.problem import Problem
 from ..fusion.reasons import Reason, Refusal
 from .kernel import Candidate
@@ -100,7 +101,8 @@ class TuningEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def misfit(self, versions: dict[str, str], target: str | None = None) -> Refusal | None:
         """Why this entry says nothing here: other versions, or another GPU than `target` (None: any that is known)."""
         if self.contest.target not in TARGETS or target not in (None, self.contest.target):
-            return Refusal(Reason.TARGET, f"measured on {self.contest.target}" + (f", not on {target}" if target else ""))
+            elsewhere = f", not on {target}" if target else ""
+            return Refusal(Reason.TARGET, f"measured on {self.contest.target}{elsewhere}")
         for name, version in versions.items():
             if self.versions.get(name) != version:
                 return Refusal(Reason.VERSION, f"measured with {name} {self.versions.get(name)}, here is {version}")
@@ -165,7 +167,7 @@ class TuningStore:
     def _read(self, path: Path) -> TuningEntry | None:
         try:
             return msgspec.json.decode(path.read_bytes(), type=TuningEntry)
-        except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             logger.warning("ignored the kept decision %s: %s", path, error)
             return None
 
@@ -187,7 +189,7 @@ def read_file(path: Path) -> tuple[TuningEntry, ...]:
     """
     try:
         file = msgspec.json.decode(path.read_bytes(), type=TuningFile)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"not a tuning file: {error}") from None
     if file.schema != SCHEMA:
         raise ValueError(f"a tuning file of schema {file.schema}, and this version reads {SCHEMA}")

@@ -211,7 +211,7 @@ def _properties(target: Target) -> types.SimpleNamespace:
         shared_memory_per_block_optin=target.shared_bytes_per_block,
         shared_memory_per_multiprocessor=target.shared_bytes_per_block + 1024,
         regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048,
+        max_threads_per_multi_processor=target.threads_per_multiprocessor,
         max_threads_per_block=1024,
         warp_size=32,
         gcnArchName="",

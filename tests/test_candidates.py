@@ -13,10 +13,11 @@ from nvgemm_fusion.fusion.problem import GEMM_DTYPES, Problem
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.lowering import heuristics
-from nvgemm_fusion.lowering.candidates import candidates, is_legal
+from nvgemm_fusion.lowering.candidates import candidates
 from nvgemm_fusion.lowering.kernel import Candidate
 from nvgemm_fusion.lowering.occupancy import HOPPER
 from nvgemm_fusion.lowering.providers import OPERATORS, QUACK
+from nvgemm_fusion.lowering.spaces import SPACES
 from nvgemm_fusion.lowering.targets import TARGETS
 
 H200 = TARGETS["H200"]
@@ -40,7 +41,7 @@ def relu():
 def test_as_many_as_asked_for_and_none_twice(size, limit):
     found = candidates(problem_of(*size), H200, relu(), limit)
     assert len(found) == limit == len(set(found))
-    assert all(candidate.provider == QUACK and is_legal(candidate) for candidate in found)
+    assert all(candidate.provider == QUACK and SPACES["sm_90a"].is_legal(candidate) for candidate in found)
 
 
 def test_no_limit_means_all():
@@ -114,4 +115,4 @@ def test_another_target_is_refused():
     ids=str,
 )
 def test_legality(candidate, legal):
-    assert is_legal(candidate) is legal
+    assert SPACES["sm_90a"].is_legal(candidate) is legal
