@@ -19,6 +19,9 @@ from .decision import Decision
 
 SCHEMA = 1
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for data that is not what it should be."""
+
 logger = logging.getLogger("nvgemm_fusion")
 _unwritable: set[str] = set()
 
@@ -165,7 +168,7 @@ def scan(path: str | Path) -> Iterator[tuple[Outline, bytes]]:
             try:
                 outline = _outline.decode(line)
                 fault = "" if outline.chosen is None or 0 <= outline.chosen < len(outline.alternatives) else "no choice"
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 fault = str(error)
             if not fault and outline.schema == SCHEMA:
                 count += 1
@@ -196,6 +199,6 @@ def _schema(line: bytes) -> str:
     """What is to say of the schema of a line, where it is the fault."""
     try:
         schema = msgspec.json.decode(line, type=_Schema).schema
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         return ""
     return "" if schema == SCHEMA else f"schema {schema}, and this version reads {SCHEMA}"
