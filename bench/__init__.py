@@ -8,6 +8,17 @@
     explanation one decision in full
     difference  what changed between two logs
     doctor      whether fusion can work here
+    report      a decision log as one HTML page
+    drawing     the graph of a region, placed for drawing
+    suite       a suite of graphs, out of a Python file
+    suite_graphs  our own suite
+    suite_run   a suite, compiled: what was decided, and whether the results are right
+    numerics    results and emitted epilogues against float64
+    generated_code  what Inductor generated for the virtual device, run on the CPU
+    baseline    the decisions of a suite as a file
+    regression  a suite against its baseline
+    regression_report  what that found, for a terminal, CI and a pull request
+    regress_command  the gate: `nvgemm-fusion regress`
     pytest_plugin  decisions in the tests of a project that uses us
     terminal    how the commands print, and how they end
     cache_command  what is kept on disk: `nvgemm-fusion cache`

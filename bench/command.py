@@ -14,15 +14,16 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ..fusion import log
-from . import cache_command
+from . import cache_command, regress_command
 from .difference import changes
 from .selection import Selection
 from .table import change_table, decision_table, finding_table
-from .terminal import CHECK_FAILED, AsJson, console, print_json, wrong_use
+from .terminal import CHECK_FAILED, AsJson, console, print_json, say, wrong_use
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 log_app = typer.Typer(no_args_is_help=True, help="Read the decisions that `config.nvgemm_fusion_log` collects.")
 app.add_typer(log_app, name="log")
+app.add_typer(regress_command.app, name="regress")
 app.add_typer(cache_command.app, name="cache")
 
 T = TypeVar("T")
@@ -58,6 +59,26 @@ def doctor(
     else:
         console().print(finding_table(findings))
     raise typer.Exit(CHECK_FAILED if any(finding.state is State.FAULT for finding in findings) else 0)
+
+
+@app.command()
+def report(
+    file: LogFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the page to write")] = Path("report.html"),
+    limit: Annotated[int, typer.Option(min=1, help="how many decisions to show one by one")] = 500,
+) -> None:
+    """Make one HTML page of a log, with figures, charts and filters. It needs no server and no network.
+
+    Example: nvgemm-fusion report decisions.jsonl -o report.html
+    """
+    from .report import render
+
+    page = render(list(_records(file)), str(file), limit)
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        wrong_use(f"cannot write {output}: {error.strerror}")
+    say(f"wrote {output}")
 
 
 @log_app.command()

@@ -16,6 +16,7 @@
     kernel_call     a decided kernel with the buffers it is called on, as a line of generated code
     codegen         the scheduling backend: one call in the wrapper for what was decided
     virtual_device  all of it for a GPU that is not there
+    fake_gpu        CUDA tensors for a script where there is no GPU
     recording       a block in which everything is decided by us and logged, with a GPU or without
 
 One GEMM walks from `choices` (lowering) through `fusion_pass` (scheduling) to `codegen`; this package imports

@@ -157,7 +157,7 @@ def publish(decision: Decision) -> None:
 
 def origin(name: str, nodes: Iterable[torch.fx.Node]) -> NodeOrigin:
     """Where something called `name` comes from, by the FX nodes that it was lowered from."""
-    ordered = sorted(nodes, key=lambda node: node.name)
+    ordered = sorted(nodes)  # as they stand in their graph
     operators = (node.meta.get("original_aten", node.target) for node in ordered)
     packets = (getattr(operator, "_overloadpacket", operator) for operator in operators)
     lines = (_innermost_line(node.meta.get("stack_trace") or "") for node in ordered)

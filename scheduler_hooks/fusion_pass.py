@@ -15,7 +15,6 @@ from typing import Any
 
 from torch._inductor import config, ir
 from torch._inductor.scheduler import BaseSchedulerNode, FusedSchedulerNode, SchedulerNode
-from torch._inductor.virtualized import V
 
 from ..fusion.decision import Backend, Decision, choose
 from ..fusion.program import ProgramBuilder

@@ -6,6 +6,7 @@ that happens here may make an import fail: whatever goes wrong is said once, and
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import sys
@@ -46,8 +47,16 @@ def connect(name: str) -> None:
         return
     try:
         _disconnect[name] = _CONNECTORS[name]()
+    except ModuleNotFoundError as error:
+        _say_what_is_missing(str(error.name).partition(".")[0])
     except Exception:  # an import of Inductor must not fail because of us
         logger.warning("epilogue fusion is off: cannot connect to %s", name, exc_info=True)
+
+
+@functools.lru_cache(maxsize=None)
+def _say_what_is_missing(package: str) -> None:
+    """Once a package, however many modules need it."""
+    logger.warning("epilogue fusion is off: `pip install %s`, which nvgemm-epilogue-fusion needs", package)
 
 
 def _connect_config() -> Callable[[], None]:

@@ -127,6 +127,14 @@ def test_what_changed_between_two_logs(log_file, tmp_path):
     assert "fusion won" in run("log", "diff", other, log_file).stdout
 
 
+def test_a_log_as_a_page(log_file, tmp_path):
+    page = tmp_path / "report.html"
+    result = run("report", log_file, "-o", page)
+    assert result.returncode == 0 and page.read_text().startswith("<!DOCTYPE html>")
+    assert run("report", log_file, "-o", tmp_path / "no such folder" / "report.html").returncode == 2
+    assert run("report", tmp_path / "nothing").returncode == 2
+
+
 def test_a_long_log_is_read_quickly(log_file, tmp_path):
     """100,000 decisions: a filter in under 3 s and 500 MB."""
     long = tmp_path / "long.jsonl"

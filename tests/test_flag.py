@@ -205,6 +205,18 @@ def test_without_any_of_the_packages_the_import_hook_is_harmless(tmp_path):
     assert python(script)[0] == "4.0"
 
 
+def test_without_a_library_of_ours_stock_compiles_and_it_is_named_once():
+    script = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "import torch\n"
+        "options = {'nvgemm_epilogue_fusion': True, 'max_autotune_gemm': True}\n"
+        "print(torch.compile(lambda x: x.relu() @ x, options=options)(torch.eye(4)).sum().item())\n"
+        "import torch._inductor.codegen.cuda_combined_scheduling\n"
+    )
+    out, err = python(script)
+    assert out == "4.0" and err.count("pip install msgspec") == 1 and "Traceback" not in err
+
+
 def test_an_unknown_torch_is_left_alone_and_told_once():
     script = (
         "import torch; torch.__version__ = '2.99.0'\n"
