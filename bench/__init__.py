@@ -21,6 +21,7 @@
     regress_command  the gate: `nvgemm-fusion regress`
     pytest_plugin  decisions in the tests of a project that uses us
     terminal    how the commands print, and how they end
+    log_command  reading a decision log: `nvgemm-fusion log`
     cache_command  what is kept on disk: `nvgemm-fusion cache`
     command     the command `nvgemm-fusion`
 """

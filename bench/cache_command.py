@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ def info(as_json: AsJson = False) -> None:
 def clear(
     kernels: Annotated[bool, typer.Option(help="remove the compiled kernels")] = True,
     decisions: Annotated[bool, typer.Option(help="remove the measured decisions")] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Remove what is kept: kernels are compiled again, and GEMMs timed again, when they are needed.
 
@@ -57,11 +59,14 @@ def clear(
         removed_decisions = TuningStore().clear() if decisions else 0
     except OSError as error:
         wrong_use(f"cannot remove {error.filename}: {error.strerror}")
-    say(f"removed {removed_kernels} kernels and {removed_decisions} decisions")
+    if as_json:
+        print_json({"kernels": removed_kernels, "decisions": removed_decisions})
+    else:
+        say(f"removed {removed_kernels} kernels and {removed_decisions} decisions")
 
 
 @app.command("export")
-def export_file(file: TuningFile) -> None:
+def export_file(file: TuningFile, as_json: AsJson = False) -> None:
     """Write all decisions that are kept here to a file.
 
     Example: nvgemm-fusion cache export h200.json
@@ -75,39 +80,43 @@ def export_file(file: TuningFile) -> None:
         write_file(file, entries)
     except OSError as error:
         wrong_use(f"cannot write {file}: {error.strerror}")
-    say(f"{len(entries)} decisions in {file}")
+    if as_json:
+        print_json({"file": str(file), "decisions": len(entries)})
+    else:
+        say(f"{len(entries)} decisions in {file}")
 
 
 @app.command("import")
 def import_file(
     file: TuningFile,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="also replace newer measurements")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take in the decisions of a file that say something here. Nothing in it is executed.
 
     Example: nvgemm-fusion cache import h200.json
     """
-    import torch
-
     from ..lowering.packages import versions
-    from ..lowering.targets import Target, current_target
+    from ..lowering.targets import current_target
     from ..lowering.tuning import TuningStore, read_file
 
     try:
         entries = read_file(file)
     except (OSError, ValueError) as error:
         wrong_use(f"cannot read {file}: {getattr(error, 'strerror', None) or error}")
-    here = current_target() if torch.cuda.is_available() else None
-    target = here.name if isinstance(here, Target) else None
-    misfits = [entry.misfit(versions(), target) for entry in entries]
+    here = current_target()
+    misfits = [entry.misfit(versions(), here.name if here else None) for entry in entries]
     fitting = [entry for entry, misfit in zip(entries, misfits) if misfit is None]
     try:
         taken = TuningStore().merge(fitting, overwrite)
     except OSError as error:
         wrong_use(f"cannot write the cache: {error.strerror}")
-    for sentence in dict.fromkeys(str(misfit) for misfit in misfits if misfit is not None):
-        count = sum(str(misfit) == sentence for misfit in misfits)
-        say(f"skipped {count}: {sentence}")
+    skipped = Counter(str(misfit) for misfit in misfits if misfit is not None)
     if len(fitting) > taken:
-        say(f"skipped {len(fitting) - taken}: what is here is as new (--overwrite takes them all the same)")
+        skipped["what is here is as new (--overwrite takes them all the same)"] = len(fitting) - taken
+    if as_json:
+        print_json({"taken": taken, "skipped": skipped})
+        return
+    for reason, count in skipped.items():
+        say(f"skipped {count}: {reason}")
     say(f"took in {taken} of {len(entries)} decisions")

@@ -80,7 +80,8 @@ def _gpu(virtual: bool) -> Finding:
     found = f"{torch.cuda.get_device_name()}, torch for CUDA {torch.version.cuda}, driver for CUDA {supports}"
     target = current_target()
     if not isinstance(target, Target):
-        return Finding("GPU", missing, found, f"kernels are made for {', '.join(TARGETS)}; stock code runs here")
+        known = ", ".join(name for name, target in TARGETS.items() if target.measured)
+        return Finding("GPU", missing, found, f"kernels are made for {known}; stock code runs here")
     return Finding("GPU", State.FINE, f"{found}, target {target.name} ({target.arch})")
 
 

@@ -71,8 +71,9 @@ def error(results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> flo
     return max(map(_error, results, exact), default=0.0)
 
 
-def wrong_epilogues(record: dict[str, Any]) -> Iterator[str]:
-    """A sentence for each epilogue of a decision record whose emitted source, run on the CPU, is not its program."""
+def epilogue_errors(record: dict[str, Any]) -> Iterator[tuple[str, EpilogueProgram, float]]:
+    """The digest and the program of each epilogue of a decision record, with the error that its emitted source has,
+    run on the CPU, against its reference."""
     generator = torch.Generator().manual_seed(0)
     shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,), OperandKind.SCALAR: (1,)}
     for digest in dict.fromkeys(a["epilogue"] for a in record["alternatives"] if a["epilogue"]):
@@ -82,7 +83,13 @@ def wrong_epilogues(record: dict[str, Any]) -> Iterator[str]:
             torch.randn(shapes[operand.kind], generator=generator).to(operand.dtype) for operand in program.operands
         ]
         found = error(dry_run(program, accumulator, operands), evaluate(program, accumulator, operands))
-        if not found <= FLOAT64_LIMIT:
+        yield digest, program, found
+
+
+def wrong_epilogues(record: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each epilogue of a decision record whose emitted source is not its program."""
+    for digest, program, found in epilogue_errors(record):
+        if not found <= FLOAT64_LIMIT:  # a NaN is wrong, too
             ops = ", ".join(dict.fromkeys(instruction.op for instruction in program.instructions))
             yield f"the emitted epilogue {digest} ({ops}) is wrong: relative error {found:.1e} against its program"
 

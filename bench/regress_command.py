@@ -21,7 +21,9 @@ Suite = Annotated[Path | None, typer.Option(help="a Python file with a generator
 
 @app.command()
 def record(
-    output: Annotated[Path, typer.Option("--output", "-o", help="the baseline to write")], suite: Suite = None
+    output: Annotated[Path, typer.Option("--output", "-o", help="the baseline to write")],
+    suite: Suite = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compile a suite and write down what is fused. Writes nothing, and exits with 1, when a result is wrong.
 
@@ -31,16 +33,21 @@ def record(
 
     with _wrong_use_in_a_line():
         recorded = regression.record(output, suite)
-    for graph, faults in recorded.faults.items():
-        say(f"FAILED: {graph}: {'; '.join(faults)}")
-    if recorded.faults:
-        raise typer.Exit(CHECK_FAILED)
     decisions = recorded.decisions
     gemms = [gemm for graph in decisions.graphs.values() for gemm in graph]
-    say(
-        f"{output}: {len(decisions.graphs)} graphs, {len(gemms)} GEMMs ({sum(gemm.fused for gemm in gemms)} fused), "
-        f"{decisions.times} on {decisions.target}"
-    )
+    if as_json:
+        counts = {"graphs": len(decisions.graphs), "gemms": len(gemms), "fused": sum(gemm.fused for gemm in gemms)}
+        where = {"target": decisions.target, "times": decisions.times}
+        print_json({"baseline": str(output), **counts, **where, "faults": recorded.faults})
+    elif recorded.faults:
+        for graph, faults in recorded.faults.items():
+            say(f"FAILED: {graph}: {'; '.join(faults)}")
+    else:
+        say(
+            f"{output}: {len(decisions.graphs)} graphs, {len(gemms)} GEMMs ({sum(gemm.fused for gemm in gemms)} "
+            f"fused), {decisions.times} on {decisions.target}"
+        )
+    raise typer.Exit(CHECK_FAILED if recorded.faults else 0)
 
 
 @app.command()

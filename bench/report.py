@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,11 @@ LONGEST_TEXT = 4000
 """Characters of one value that the page shows."""
 MOST_ENTRIES = 24
 """Entries of one list in a decision that the page shows; it says how many it leaves out."""
+COUNTED = ("fused", "backend", "from_cache", "unmeasured", "speedup", "mark", "reasons", "target", "versions")
+"""What the figures at the top are made of."""
 
 
-def render(records: Sequence[dict[str, Any]], title: str, limit: int = 500) -> str:
+def render(records: Iterable[dict[str, Any]], title: str, limit: int = 500) -> str:
     """The page for the records of a log, as text that UTF-8 can encode.
 
     The figures at the top count all records; the first `limit` are shown one by one, at about 6 kB each. Raises
@@ -35,11 +37,15 @@ def render(records: Sequence[dict[str, Any]], title: str, limit: int = 500) -> s
     """
     if limit < 1:
         raise ValueError(f"the limit is {limit}, and a report shows at least one decision")
-    if not records:
-        raise ValueError("there is no decision to report")
+    decisions = []
     for number, record in enumerate(records, 1):
         if not isinstance(record, dict):
             raise ValueError(f"record {number} is not a decision but a {type(record).__name__}")
+        decision = _decision(record)
+        # Logs get long, so of those that are not shown only what is counted is kept.
+        decisions.append(decision if number <= limit else {figure: decision[figure] for figure in COUNTED})
+    if not decisions:
+        raise ValueError("there is no decision to report")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -48,7 +54,6 @@ def render(records: Sequence[dict[str, Any]], title: str, limit: int = 500) -> s
         lstrip_blocks=True,
     )
     environment.filters["digits"] = _digits
-    decisions = [_decision(record) for record in records]
     shown = decisions[:limit]
     return environment.get_template("report.html.jinja").render(
         title=_text(title),
@@ -76,7 +81,7 @@ def _summary(decisions: list[dict[str, Any]]) -> dict[str, Any]:
         "fused": sum(decision["fused"] for decision in decisions),
         "left_alone": Counter(decision["backend"] for decision in decisions if not decision["fused"]).most_common(),
         "from_cache": sum(decision["from_cache"] for decision in decisions),
-        "unmeasured": any(a["mark"] for decision in decisions for a in decision["timed"]),
+        "unmeasured": any(decision["unmeasured"] for decision in decisions),
         "speedups": {kind: (statistics.geometric_mean(known), len(known)) for kind, known in speedups.items()},
         "reasons": [(reason, count, _sentence(reason)) for reason, count in reasons.most_common()],
         "targets": sorted({decision["target"] for decision in decisions} - {""}),
@@ -116,6 +121,7 @@ def _decision(record: dict[str, Any]) -> dict[str, Any]:
         "speedup": _number(us_unfused / us_chosen) if us_chosen and us_unfused else None,
         # One time that was not measured is enough for the comparison not to be a measured one.
         "mark": next((a["mark"] for a in timed if a["mark"]), "" if timed else NOT_MEASURED),
+        "unmeasured": any(a["mark"] for a in timed),
         "timed": [a for rank, a in enumerate(timed) if rank < MOST_ENTRIES or a is choice],
         # The longest bar, in microseconds. One very slow alternative would make the others look alike.
         "scale": min(max(a["us"] + a["spread"] for a in timed), 2 * timed[0]["us"]) or 1 if timed else 1,

@@ -60,7 +60,8 @@ def run(graphs: Iterable[SuiteGraph], log_file: Path | None = None, count: int |
     The decisions are written to `log_file`, each with the name of its graph. Raises WrongUse for a graph that does not
     run as it stands, and for a log that cannot be written.
     """
-    on_gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    here = current_target()
+    on_gpu = bool(here)
     terminal = Console(stderr=True)
     bar = {"total": count, "console": terminal, "transient": True, "disable": not terminal.is_terminal}
     decisions: dict[str, tuple[GemmDecision, ...]] = {}
@@ -78,7 +79,7 @@ def run(graphs: Iterable[SuiteGraph], log_file: Path | None = None, count: int |
     baseline = Baseline(
         schema=SCHEMA,
         versions=versions(),
-        target=current_target().name if on_gpu else VIRTUAL_TARGET,
+        target=here.name if here else VIRTUAL_TARGET,
         times=(Status.MEASURED if on_gpu else Status.MODELLED).value,
         graphs=decisions,
     )

@@ -56,8 +56,10 @@ TARGETS = {
 def current_target() -> Target | Refusal:
     """The target of the current CUDA device, matched by name and then by compute capability.
 
-    A GPU of an architecture that no kernel of ours was ever run on is refused.
+    Refused: no GPU, and one of an architecture that no kernel of ours was ever run on.
     """
+    if not torch.cuda.is_available():
+        return Refusal(Reason.TARGET, "no CUDA GPU")
     capability = torch.cuda.get_device_capability()
     name = torch.cuda.get_device_name()
     same = [target for target in TARGETS.values() if target.capability == capability and target.measured]

@@ -103,6 +103,7 @@ def test_hoppers_model_is_the_fitted_one_and_another_gpu_is_as_fast_as_its_datas
     ],
 )
 def test_a_real_gpu_is_a_target_only_where_kernels_were_run(monkeypatch, name, capability, known):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     found = current_target()
