@@ -181,6 +181,36 @@ def test_a_wrongly_emitted_operation_is_a_failure(gated, baseline, monkeypatch):
 
 
 @pytest.mark.usefixtures("instant_kernels")
+def stub_stopwatch(monkeypatch, us_fused, us_others, spread=0.2):
+    """Every alternative "takes" what is said here, as if a GPU had been there to time it."""
+    from dataclasses import replace
+
+    from nvgemm_fusion.fusion.decision import Backend, Status, Timing
+    from nvgemm_fusion.scheduler_hooks import alternatives
+
+    def timed(contest, entrant):
+        fused = entrant.alternative.backend is Backend.NVGEMM and entrant.region is not None
+        timing = Timing(us_fused if fused else us_others, spread)
+        return replace(entrant, alternative=replace(entrant.alternative, timing=timing, status=Status.MEASURED))
+
+    monkeypatch.setattr(alternatives, "_with_modelled_time", timed)
+
+
+def test_a_slower_choice_is_a_failure(gated, baseline, monkeypatch):
+    stub_stopwatch(monkeypatch, us_fused=80.0, us_others=100.0)
+    regression.record(baseline, gated)
+    assert json.loads(baseline.read_text())["graphs"]["gated"][0]["ratio"]["value"] == 0.8
+    for slower_clock in (1.0, 1.3):  # both times of a ratio come from one run, so a slower machine is no failure
+        stub_stopwatch(monkeypatch, us_fused=81.0 * slower_clock, us_others=100.0 * slower_clock)
+        assert not regression.check(baseline, gated).failed
+    stub_stopwatch(monkeypatch, us_fused=90.0, us_others=100.0)
+    (message,) = messages(regression.check(baseline, gated))
+    assert "slower: the chosen kernel takes 0.900 of the best unfused one's time, 0.800 in the baseline" in message
+    stub_stopwatch(monkeypatch, us_fused=110.0, us_others=100.0)
+    found = messages(regression.check(baseline, gated))
+    assert any("not fused any more" in message for message in found) and any("slower: " in message for message in found)
+
+
 def test_a_kernel_that_gets_the_wrong_tensor_is_a_failure(write_suite, baseline, monkeypatch):
     """With M == N nothing but the numbers tells a row from a column."""
     from nvgemm_fusion.scheduler_hooks.kernel_call import KernelCall
