@@ -1,4 +1,4 @@
-"""The suite of `nvgemm-fusion regress`: small graphs for what is fused, and for what must not be.
+"""The suite of `nvgemm-fusion regress`: small graphs for what is fused, and for what is not.
 
 An example of a suite, too: a file with a generator `graphs` that yields (name, callable, inputs on the CPU).
 """
@@ -50,7 +50,7 @@ def normed_residual(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> tuple[
 
 
 def product_needed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product is an output itself, so it must reach memory and nothing may be fused."""
+    """The product is an output itself, as where training saves it: two values leave the epilogue."""
     product = F.linear(x, w)
     return product, F.relu(product)
 

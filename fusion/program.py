@@ -106,8 +106,8 @@ class EpilogueProgram:
 
     @property
     def is_identity(self) -> bool:
-        """True when every store is the accumulator itself: what a plain GEMM computes."""
-        return all(store.value == ACCUMULATOR for store in self.stores)
+        """True when the accumulator itself is all that is stored: what a plain GEMM computes."""
+        return [store.value for store in self.stores] == [ACCUMULATOR]
 
     @cached_property
     def digest(self) -> str:

@@ -34,8 +34,6 @@ class Reason(str, enum.Enum):
 
     # about the nodes after it
     NO_READER = "no reader", "nothing pointwise reads the product"
-    PRODUCT_NEEDED = "product needed", "the product itself is needed outside, so it must reach memory"
-    SEVERAL_STORES = "several stores", "more than one value would have to leave the epilogue"
     READER_FUSES = "reader fuses", "Inductor would compute the result inside the kernel that reads it"
     NOT_POINTWISE = "not pointwise", "a reader is a reduction, a template or an external kernel"
     UNSUPPORTED_OP = "unsupported op", "an operation that the epilogue language does not have"

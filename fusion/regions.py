@@ -3,7 +3,7 @@
 The question is one about a graph. `scheduler_hooks` draws the scheduler's nodes as a `networkx.DiGraph` (an edge
 from a node to each reader of what it writes) and says of each node whether it is pointwise over the product, or
 why not. Legal here means: convex (no path leaves the region and comes back), every node pointwise over the
-product, and one value leaving it, to readers that could not have computed it themselves.
+product, and every value that leaves it going to readers that could not have computed it themselves.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class Region:
-    """A GEMM and the nodes that go into its epilogue, in a topological order. `stored` leaves the epilogue."""
+    """A GEMM and the nodes that go into its epilogue, in a topological order. `stored`: those of them (and the GEMM
+    itself, where the product is needed) whose values leave the epilogue, in the same order."""
 
     gemm: str
     nodes: tuple[str, ...]
-    stored: str
+    stored: tuple[str, ...]
 
 
 @dataclass
@@ -59,9 +60,6 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
     descendants = networkx.descendants(graph, gemm)
     if not descendants:
         search.refusals.append(Refusal(Reason.NO_READER))
-        return search
-    if _facts(graph, gemm).escapes:
-        search.refusals.append(Refusal(Reason.PRODUCT_NEEDED, f"{gemm} is an output of the graph"))
         return search
 
     grown: list[str] = []
@@ -84,7 +82,7 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
         # (That the next GEMM or an external kernel reads the result is no refusal: it is where every region ends.)
 
     for length in range(len(grown), 0, -1):
-        region = _as_region(graph, gemm, grown[:length])
+        region = _as_region(graph, gemm, grown[:length], grown)
         if isinstance(region, Region):
             search.regions.append(region)
         elif region not in search.refusals:
@@ -105,19 +103,24 @@ def producers(graph: networkx.DiGraph, gemm: str, nodes: Sequence[str]) -> tuple
     return tuple(node for node in read if node not in around and _facts(graph, node).spans)
 
 
-def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str]) -> Region | Refusal:
-    """`nodes` as a region, if exactly one of their values leaves and the product does not."""
-    members = {gemm, *nodes}
-    outside = {node: [reader for reader in graph.successors(node) if reader not in members] for node in members}
-    if outside[gemm]:
-        return Refusal(Reason.PRODUCT_NEEDED, f"{outside[gemm][0]} reads {gemm}")
-    stored = [node for node in nodes if outside[node] or _facts(graph, node).escapes]
-    if len(stored) != 1:
-        return Refusal(Reason.SEVERAL_STORES, ", ".join(stored) or "none of the values is read")
-    absorbing = [reader for reader in outside[stored[0]] if _facts(graph, reader).absorbs]
-    if absorbing:
-        return Refusal(Reason.READER_FUSES, f"{absorbing[0]} reads {stored[0]}")
-    return Region(gemm, tuple(nodes), stored[0])
+def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str], grown: list[str]) -> Region | Refusal:
+    """`nodes`, which are the first of `grown`, as a region, if what leaves it is not computed by its readers anyway.
+
+    Inductor computes a pointwise value inside the kernel that reads it, so writing it to memory may cost more than it
+    saves. A value that is written in any case (another kind of kernel reads it, or it is an output of the graph) costs
+    nothing to a further reader: there, the region may end, or go on and store it on the way.
+    """
+    stored = []
+    for node in (gemm, *nodes):
+        outside = [reader for reader in graph.successors(node) if reader not in nodes]
+        absorbing = [reader for reader in outside if _facts(graph, reader).absorbs]
+        is_written = _facts(graph, node).escapes or len(outside) > len(absorbing)
+        unwilling = [reader for reader in absorbing if reader not in grown or not is_written]
+        if unwilling:
+            return Refusal(Reason.READER_FUSES, f"{unwilling[0]} reads {node}")
+        if is_written:
+            stored.append(node)
+    return Region(gemm, tuple(nodes), tuple(stored)) if stored else Refusal(Reason.NO_READER)
 
 
 def _facts(graph: networkx.DiGraph, node: str) -> NodeFacts:

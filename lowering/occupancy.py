@@ -70,7 +70,9 @@ class OccupancyModel:
         groups = math.ceil(tile_m / (128 if self.tensor_memory else 64))
         shared = (tile_m + groups * tile_n) * problem.k * itemsize / self.shared_bytes
         tiles = sum(operand.kind is OperandKind.TILE for operand in program.operands)
-        epilogue = tile_m * tile_n * (self.epilogue_us + tiles * self.tile_operand_us)
+        # A further store is taken to cost what reading a tile does: nothing was fitted to one.
+        passes = tiles + len(program.stores) - 1
+        epilogue = tile_m * tile_n * (self.epilogue_us + passes * self.tile_operand_us)
         hidden = self.hidden * epilogue if candidate.pingpong or self.tensor_memory else 0.0
         streams = _norm(self.stream_norm, arithmetic, loaded, shared)
         computing = waves * (streams + epilogue - hidden + self.tile_us) + hidden

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ def default_directory() -> Path:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file that others read: whole, or not at all. Raises OSError when the disk refuses."""
-    descriptor, staged = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
+    # Not of `tempfile`: what that makes, nobody else can read, and this may be a file that people pass on.
+    staged = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with staged.open("xb") as file:
             file.write(content)
         os.replace(staged, path)
     except OSError:
-        Path(staged).unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
         raise
 
 

@@ -56,8 +56,8 @@ class Contest:
 
     def __post_init__(self) -> None:
         for region in (*self.regions, None):
-            written = self.node if region is None else self.nodes[region.stored]
-            captured = self.capture.program([written.node.get_name()])
+            stored = (self.node.get_name(),) if region is None else region.stored
+            captured = self.capture.program([self.nodes[name].node.get_name() for name in stored])
             if isinstance(captured, CapturedProgram):
                 self.programs[region] = captured
             else:

@@ -100,3 +100,41 @@ def kernel_calls(monkeypatch):
     monkeypatch.setattr(KernelCall, "write", lambda call: (calls.append(call), write(call))[1])
     monkeypatch.setattr(torch.fx.Interpreter, "run", run_and_note)
     return calls
+
+
+@pytest.fixture
+def checked_graphs(h200, instant_kernels, inductor_config, monkeypatch):
+    """With every graph that runs, what was generated for it runs on the CPU in float64, and must give what the graph
+    itself does. Regions are fused by force. The list holds the kernel calls of each graph that was compared."""
+    from nvgemm_fusion.bench.generated_code import run_on_cpu
+    from nvgemm_fusion.bench.numerics import relaid, tensors, widened
+    from torch._inductor import compile_fx
+
+    compile_graph, compared = compile_fx._compile_fx_inner, []
+
+    class InFloat64(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            if target is torch.ops.prims.convert_element_type.default and args[1].is_floating_point:
+                args = args[0], torch.float64  # Inductor's kernels do not round on their way, either
+            return super().call_function(target, args, kwargs)
+
+    def compile_and_check(graph, inputs, **options):
+        run = compile_graph(graph, inputs, **options)
+        source = h200.code[-1]
+
+        def run_and_check(values):
+            given = list(values)
+            results = run_on_cpu(source, given)
+            if results is not None:
+                expected = tensors(InFloat64(graph).run(*(relaid(tensor, widened) for tensor in given)))
+                for result, exact in zip(results, expected, strict=True):
+                    torch.testing.assert_close(result, exact, rtol=1e-9, atol=1e-9, equal_nan=True)
+                compared.append([line for line in source.splitlines() if line.lstrip().startswith("nvgemm_")])
+            return run(values)
+
+        run_and_check._boxed_call = True
+        return run_and_check
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", compile_and_check)
+    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_max_profiling_configs=1):
+        yield compared

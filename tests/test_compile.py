@@ -107,6 +107,21 @@ def test_configurations_compile(compiler, candidate):
     assert_machine_code(compiler.compile([spec_of(candidate, program=program)])[0])
 
 
+@pytest.mark.parametrize(
+    "candidate", [Candidate(QUACK, 128, 128), Candidate(QUACK, 64, 16, pingpong=True, swap_ab=True)], ids=str
+)
+def test_several_stores_of_different_dtypes_and_majors_compile(compiler, candidate):
+    builder = ProgramBuilder()
+    row = builder.operand("row", Operand(OperandKind.ROW, torch.bfloat16))
+    total = builder.op("add", ACCUMULATOR, row)
+    stores = [
+        Store(ACCUMULATOR, torch.bfloat16),
+        Store(total, torch.float16, Major.COLUMN),
+        Store(builder.op("relu", total), torch.float32),
+    ]
+    assert_machine_code(compiler.compile([spec_of(candidate, program=builder.build(stores)[0])])[0])
+
+
 def test_what_the_compiler_refuses_is_a_reason(compiler):
     for impossible in (
         spec_of(Candidate(OPERATORS, 128, 128), program=everything(torch.bfloat16, Major.ROW)),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from nvgemm_fusion.bench.numerics import tensors
 
 pytestmark = pytest.mark.gpu
 
@@ -22,22 +23,22 @@ def relative_error(result, exact):
 
 
 def fused_by_force(function, inputs, config, decisions):
-    """The result with every legal region fused. Checks against float64, and that something was fused."""
-    exact = function(*(x.double() for x in inputs))
+    """Computes it with every legal region fused. Checks all results against float64, and that something was fused."""
+    exact = tensors(function(*(x.double() for x in inputs)))
     torch._dynamo.reset()
     with config.patch(nvgemm_epilogue_fusion=False, max_autotune_gemm_backends="ATEN"), torch.no_grad():
-        unfused = torch.compile(function)(*inputs)
+        unfused = tensors(torch.compile(function)(*inputs))
     torch._dynamo.reset()
     with config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
         compiled = torch.compile(function)
         compiled(*inputs)
-        result = compiled(*inputs)
+        results = tensors(compiled(*inputs))
     assert any(record["fused"] for record in decisions()), [
         (a["candidate"], a["reason"], a["detail"]) for record in decisions() for a in record["alternatives"]
     ]
-    assert result.dtype == unfused.dtype and result.shape == unfused.shape
-    assert relative_error(result, exact) <= 1.1 * relative_error(unfused, exact) + 1e-12
-    return result, unfused
+    for ours, stock, right in zip(results, unfused, exact, strict=True):
+        assert ours.dtype == stock.dtype and ours.shape == stock.shape and ours.stride() == stock.stride()
+        assert relative_error(ours, right) <= 1.1 * relative_error(stock, right) + 1e-12
 
 
 SIZES = [(512, 1024, 512), (16, 2048, 1024), (1000, 1000, 1000), (17, 264, 72), (1, 512, 256)]
@@ -103,6 +104,24 @@ def test_views_of_three_dimensions(inductor_config, decisions):
 def test_residual_is_the_input(inductor_config, decisions):
     x, w = randn(512, 1024), randn(1024, 1024) / 32
     fused_by_force(lambda x, w: x + F.linear(x, w), (x, w), inductor_config, decisions)
+
+
+@pytest.mark.parametrize("size", [(512, 1024, 512), (17, 264, 72)], ids=str)
+@pytest.mark.parametrize("name", ["product_and_relu", "two_results", "four_results", "other_dtype", "transposed"])
+def test_several_stores(name, size, inductor_config, decisions):
+    m, n, k = size
+    inputs = randn(m, k), randn(n, k) / math.sqrt(k), randn(m, n), randn(n)
+    function = {
+        "product_and_relu": lambda x, w, t, r: (lambda y: (y, F.relu(y)))(F.linear(x, w, r)),
+        "two_results": lambda x, w, t, r: (lambda y: (torch.tanh(y), y * t))(F.linear(x, w)),
+        "four_results": lambda x, w, t, r: (lambda y: (y, y.relu(), y.exp(), y + r))(F.linear(x, w)),
+        "other_dtype": lambda x, w, t, r: (lambda y: (F.relu(y), y.float() * 2))(F.linear(x, w)),
+        "transposed": lambda x, w, t, r: (lambda a: (a.t(), torch.exp(a.t()).t()))(torch.tanh(F.linear(x, w))),
+    }[name]
+    fused_by_force(function, inputs, inductor_config, decisions)
+    chosen = [record["alternatives"][record["chosen"]] for record in decisions()]
+    programs = [record["programs"][a["epilogue"]]["readable"] for record, a in zip(decisions(), chosen) if a["epilogue"]]
+    assert any(program.count("store ") > 1 for program in programs)
 
 
 def test_special_values_are_inductors(inductor_config, decisions):

@@ -29,13 +29,13 @@ def reasons(search):
 
 def test_a_chain_up_to_the_next_gemm():
     search = find_regions(graph_of([("g", "a"), ("a", "b"), ("b", "h")], h=TEMPLATE), "g")
-    assert search.regions == [Region("g", ("a", "b"), "b")]
+    assert search.regions == [Region("g", ("a", "b"), ("b",))]
     assert reasons(search) == [Reason.READER_FUSES]  # the prefix (a), which b would absorb
 
 
 def test_a_diamond_is_one_region():
     search = find_regions(graph_of([("g", "a"), ("g", "b"), ("a", "c"), ("b", "c"), ("c", "h")], h=TEMPLATE), "g")
-    assert search.regions[0] == Region("g", ("a", "b", "c"), "c")
+    assert search.regions[0] == Region("g", ("a", "b", "c"), ("c",))
 
 
 def test_a_path_that_leaves_and_comes_back_is_not_convex():
@@ -52,18 +52,32 @@ def test_two_gemms_may_not_wait_for_each_other():
     assert not search.regions and Reason.NOT_CONVEX in reasons(search)
 
 
-def test_a_product_needed_outside_stays():
-    assert reasons(find_regions(graph_of([("g", "a"), ("a", "h")], g=OUTPUT, h=TEMPLATE), "g")) == [
-        Reason.PRODUCT_NEEDED
-    ]
+def test_a_product_that_is_needed_is_stored_beside_the_rest():
+    search = find_regions(graph_of([("g", "a"), ("a", "h")], g=OUTPUT, h=TEMPLATE), "g")
+    assert search.regions == [Region("g", ("a",), ("g", "a"))] and not search.refusals
+    search = find_regions(graph_of([("g", "a"), ("g", "k"), ("a", "h")], h=TEMPLATE, k=TEMPLATE), "g")
+    assert search.regions == [Region("g", ("a",), ("g", "a"))]
+
+
+def test_a_product_that_a_reduction_takes_in_is_left_where_it_is():
+    """Stock computes `a` in the kernel of the reduction, which reads the product anyway."""
     search = find_regions(graph_of([("g", "a"), ("g", "r"), ("a", "h")], r=REDUCTION, h=TEMPLATE), "g")
-    assert not search.regions and Reason.PRODUCT_NEEDED in reasons(search)
+    assert not search.regions and set(reasons(search)) == {Reason.NOT_POINTWISE, Reason.READER_FUSES}
+    search = find_regions(graph_of([("g", "a"), ("g", "r"), ("a", "h")], g=OUTPUT, r=REDUCTION, h=TEMPLATE), "g")
+    assert not search.regions
 
 
-def test_one_value_may_leave():
+def test_a_value_that_is_needed_is_stored_on_the_way_or_ends_the_region():
     search = find_regions(graph_of([("g", "a"), ("a", "b"), ("a", "h"), ("b", "h")], h=TEMPLATE), "g")
-    assert not any(region.nodes == ("a", "b") for region in search.regions)
-    assert Reason.SEVERAL_STORES in reasons(search)
+    assert search.regions == [Region("g", ("a", "b"), ("a", "b")), Region("g", ("a",), ("a",))]
+    search = find_regions(graph_of([("g", "a"), ("a", "b")], a=OUTPUT, b=OUTPUT), "g")
+    assert search.regions == [Region("g", ("a", "b"), ("a", "b")), Region("g", ("a",), ("a",))]
+
+
+def test_two_results_of_one_product_are_two_stores():
+    search = find_regions(graph_of([("g", "a"), ("g", "b")], a=OUTPUT, b=OUTPUT), "g")
+    assert search.regions == [Region("g", ("a", "b"), ("a", "b"))]
+    assert reasons(search) == [Reason.READER_FUSES]  # of (a) alone: the product would have to be written for b
 
 
 def test_a_reduction_that_would_take_the_result_in_ends_it():
@@ -74,7 +88,7 @@ def test_a_reduction_that_would_take_the_result_in_ends_it():
 
 def test_an_output_of_the_graph_may_be_the_store():
     search = find_regions(graph_of([("g", "a")], a=OUTPUT), "g")
-    assert search.regions == [Region("g", ("a",), "a")]
+    assert search.regions == [Region("g", ("a",), ("a",))]
 
 
 def test_no_reader():

@@ -85,11 +85,11 @@ def test_our_suite_has_every_kind_of_graph_and_all_results_are_right(baseline):
     assert {"bias_relu bf16", "bias_gelu f16", "silu_mul bf16", "residual batched bf16", "mlp f16"} <= fused
     assert len(graphs["chain bf16"][0].region.program) > 20
     (needed,) = graphs["product_needed bf16"]
-    assert not needed.fused and [why.reason for why in needed.reasons] == ["product needed"]
+    assert needed.fused and sum(line.startswith("store ") for line in needed.region.program) == 2
     (normed,) = graphs["normed_residual f16"]
     assert not normed.fused and "reader fuses" in {why.reason for why in normed.reasons}
     not_compared = graphs.keys() - result.compared
-    assert {name.split()[0] for name in not_compared} == {"product_needed", "normed_residual"}, "Triton is not run"
+    assert {name.split()[0] for name in not_compared} == {"normed_residual"}, "Triton is not run"
     assert regression.read(baseline) == result.decisions
 
 
