@@ -64,7 +64,7 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Callable[..., None]]]:
     """Our kernels by their names in the module, each computed by its reference."""
     for node in module.body:
         match node:
-            case ast.Assign([ast.Name(name)], ast.Call(ast.Name("load_kernel"), [ast.Constant(spec)])):
+            case ast.Assign([ast.Name(name)], ast.Call(ast.Name("load_kernel"), [ast.Constant(spec), *_])):
                 yield name, _reference(KernelSpec.from_json(json.loads(spec)).program)
 
 

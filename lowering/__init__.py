@@ -13,6 +13,7 @@
     compiler        many such processes, at most N at a time
     store           compiled kernels on disk
     tuning          decisions that were measured, on disk and as a portable file
+    verification    a kernel's result against the reference, on samples
     launcher        a compiled kernel as a function of tensors
     cost_model      times for a GPU that is not there
     packages        which kernel packages are installed

@@ -86,6 +86,8 @@ class KernelCompiler:
 
     def _compile(self, spec: KernelSpec) -> CompiledKernel | Refusal:
         found = self.store.find(spec)
+        if isinstance(found, Refusal):
+            return found
         if found is not None:
             return CompiledKernel(spec, found, 0.0)
         try:

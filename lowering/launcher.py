@@ -8,15 +8,20 @@ from the tensors, checks them against what it was compiled for, and launches on 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 
 from ..fusion.program import OperandKind
+from ..fusion.reasons import Reason, Refusal
 from .compiler import CompiledKernel, shared_compiler
 from .kernel import KernelSpec
 from .providers import EXPORTED_NAME, OPERATORS
+from .verification import compute, verified
+
+logger = logging.getLogger("nvgemm_fusion")
 
 Launcher = Callable[..., None]
 """launcher(a, b, *operands, *outputs): a (M, K), b (K, N), the operands and outputs in the program's order."""
@@ -25,21 +30,30 @@ _SWIZZLE = 8
 """The width, in tiles, of the band in which QuACK's scheduler walks over the product (its own default)."""
 
 
-class KernelUnavailable(RuntimeError):
-    """A kernel that generated code needs can be neither found nor compiled."""
-
-
 @lru_cache(maxsize=None)
-def load_kernel(spec_json: str) -> Launcher:
+def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     """The launcher of the kernel that `spec_json` (a KernelSpec as JSON) describes, on the current device.
 
-    Found in the store, or compiled now. Raises KernelUnavailable when neither works.
+    Found in the store, or compiled now. Where neither works, and where the kernel was found to be wrong, torch computes
+    what it would have: a model goes on, slower and with a warning. verify: "first" and "always" compare the first
+    result of the kernel, or each, with the reference.
     """
     spec = KernelSpec.from_json(json.loads(spec_json))
-    compiled = shared_compiler(workers=1).compile([spec])[0]
+    compiler = shared_compiler(workers=1)
+    compiled = compiler.compile([spec])[0]
     if not isinstance(compiled, CompiledKernel):
-        raise KernelUnavailable(f"{spec.candidate}: {compiled}")
-    return bind(compiled)
+        logger.warning("torch computes, slower, what %s would: %s", spec.candidate, compiled)
+        return lambda *tensors: compute(spec.program, tensors)
+    launch = bind(compiled)
+    if verify == "off":
+        return launch
+
+    def discard(found: str) -> None:
+        wrong = Refusal(Reason.WRONG_RESULT, f"{spec.candidate}: {found}")
+        logger.error("%s. The kernel is not used again, until `nvgemm-fusion cache clear`", wrong)
+        compiler.store.ban(spec, wrong)
+
+    return verified(launch, spec.program, verify == "always", discard)
 
 
 def bind(compiled: CompiledKernel) -> Launcher:

@@ -7,6 +7,7 @@ entry that does not hold is dropped with a warning and compiled again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 
 import platformdirs
 
+from ..fusion.reasons import Reason, Refusal
 from .kernel import KernelSpec
 
 logger = logging.getLogger("nvgemm_fusion")
@@ -52,13 +54,16 @@ class KernelStore:
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = (directory or default_directory()) / "kernels"
 
-    def find(self, spec: KernelSpec) -> Path | None:
-        """The object file of `spec`, if it is there and whole."""
+    def find(self, spec: KernelSpec) -> Path | Refusal | None:
+        """The object file of `spec`, if it is there and whole; or why it must not be used (see `ban`)."""
         path, description = self._paths(spec.key)
         if not description.exists():
             return None
         try:
-            expected = json.loads(description.read_text(encoding="utf-8"))["sha256"]
+            content = json.loads(description.read_text(encoding="utf-8"))
+            if "banned" in content:
+                return Refusal(Reason(content["banned"]), str(content["detail"]))
+            expected = content["sha256"]
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected:
                 return path
             problem = "its object file has another content"
@@ -85,6 +90,15 @@ class KernelStore:
         os.replace(compiled, path)
         write_atomically(description, json.dumps(content).encode())
         return path
+
+    def ban(self, spec: KernelSpec, why: Refusal) -> None:
+        """Keeps `spec` from being used or compiled again, until the store is cleared. A full disk is no error."""
+        path, description = self._paths(spec.key)
+        content = {"banned": why.reason.value, "detail": why.detail, "spec": spec.to_json()}
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(description, json.dumps(content).encode())
+            path.unlink(missing_ok=True)
 
     def drop(self, spec: KernelSpec) -> None:
         """Forgets `spec`. An entry that is not there, or cannot be removed, is no error."""

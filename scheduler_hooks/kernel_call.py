@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from torch._inductor import config
 from torch._inductor.virtualized import V
 
 from ..fusion.program import OperandKind
@@ -57,7 +58,10 @@ class KernelCall:
         wrapper.add_import_once("from nvgemm_fusion.lowering.launcher import load_kernel")
         if name not in wrapper.src_to_kernel:
             wrapper.src_to_kernel[name] = name
-            wrapper.define_kernel(name, f"load_kernel({json.dumps(json.dumps(self.spec.to_json()))})", gpu=False)
+            verify = config.nvgemm_fusion_verify
+            options = "" if verify == "off" else f", {'always' if verify == 'always' else 'first'!r}"
+            source = json.dumps(json.dumps(self.spec.to_json()))
+            wrapper.define_kernel(name, f"load_kernel({source}{options})", gpu=False)
         arguments = ", ".join(map(_expression, self.arguments()))
         wrapper.writeline(f"{name}({arguments})  # {self.spec.candidate}")
 

@@ -31,6 +31,7 @@ SETTINGS = (
     Setting("nvgemm_epilogue_fusion", bool, False, "fuse pointwise work into CuTe DSL GEMMs where it measures faster"),
     Setting("nvgemm_fusion_log", Optional[str], None, "file to which decisions are appended, one JSON object a line"),
     Setting("nvgemm_fusion_cache", bool, True, "keep measured decisions on disk, and use those that are there"),
+    Setting("nvgemm_fusion_verify", str, "off", "compare results with the reference: off, first (call), always"),
     Setting("nvgemm_fusion_force", bool, False, "debugging: fuse wherever it is legal, whatever it costs"),
 )
 """`config.nvgemm_max_profiling_configs`, which torch has of its own, is how many candidates a GEMM gets."""

@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V
 from ..fusion.decision import Backend
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.launcher import bind
+from ..lowering.verification import mismatch
 from .alternatives import Contender, Contest
 from .stopwatch import Run
 
@@ -38,6 +39,8 @@ class Workload:
                 if entrant.compiled is None:
                     return entrant.alternative.refusal
                 gemm = self._kernel(entrant)
+                if isinstance(gemm, Refusal):
+                    return gemm
             elif entrant.region is not None:
                 gemm = self._fused_triton(entrant)
             else:
@@ -48,12 +51,17 @@ class Workload:
         kernels = [run for run in (before, gemm, after) if run is not None]
         return lambda: [run() for run in kernels]
 
-    def _kernel(self, entrant: Contender) -> Run:
+    def _kernel(self, entrant: Contender) -> Run | Refusal:
+        """One of our kernels, if its first result is right."""
         launch = bind(entrant.compiled)
         arguments = [
             torch.as_strided(self._buffer(view.buffer), view.size, view.strides, view.offset)
             for view in entrant.call.arguments()
         ]
+        launch(*arguments)
+        found = mismatch(entrant.call.spec.program, arguments)
+        if found is not None:
+            return Refusal(Reason.WRONG_RESULT, found)
         return lambda: launch(*arguments)
 
     def _stock_gemm(self, choice: Any) -> Run:

@@ -1,0 +1,115 @@
+"""Verification: is what a kernel has stored what the reference gives, on samples of the product?
+
+A few rows and columns are drawn, the first and the last always among them. Where they cross, the product is computed in
+float64 from A and B, and the epilogue by `fusion.reference` in float32, whose range the kernel has, too. A kernel that
+takes the wrong operand, row or column, misses an offset or leaves a tile out is wrong in whole stretches, so a sample
+finds it; what rounding does is too little to be taken for that.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..fusion.ops import TO_DTYPE
+from ..fusion.program import EpilogueProgram, OperandKind
+from ..fusion.reference import evaluate
+
+ROWS, COLUMNS = 32, 64
+"""How many of each are drawn."""
+STEPS, STEPS_ON_THE_WAY = 4, 16
+"""A value may be this many rounding steps of the store's dtype away; more where the program rounds on its way, since
+what follows may enlarge a step that was taken to the other side."""
+FLOOR = 2**-8
+"""A value may be this part of a large value (one in ten is larger) away, whatever its own size: differences cancel."""
+STRAY = 1 / 1000
+"""The part of the values that may be further away: where a comparison falls the other way for a last bit."""
+
+_random = random.Random()
+
+
+def mismatch(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with the outputs among a launcher's `tensors`, on a sample; None for nothing. Waits for the GPU."""
+    a, b, *rest = tensors
+    operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
+    rows, columns = _drawn(a.shape[0], ROWS, a.device), _drawn(b.shape[1], COLUMNS, a.device)
+    pick = {
+        OperandKind.TILE: lambda tensor: tensor[rows][:, columns],
+        OperandKind.ROW: lambda tensor: tensor[columns],
+        OperandKind.COLUMN: lambda tensor: tensor[rows],
+        OperandKind.SCALAR: lambda tensor: tensor,
+    }
+    accumulator = (a[rows].double() @ b[:, columns].double()).float()
+    picked = [pick[operand.kind](tensor) for operand, tensor in zip(program.operands, operands, strict=True)]
+    expected = evaluate(program, accumulator, picked, torch.float32, round_stores=True)
+    steps = STEPS_ON_THE_WAY if any(i.op == TO_DTYPE for i in program.instructions) else STEPS
+    for number, (output, exact) in enumerate(zip(outputs, expected, strict=True)):
+        wrong = _differs(output[rows][:, columns], exact, steps)
+        if wrong.sum().item() > STRAY * wrong.numel():
+            row, column = wrong.nonzero()[0].tolist()
+            found, right = output[rows[row], columns[column]].item(), exact[row, column].item()
+            return (
+                f"store {number} differs at {wrong.sum().item()} of {wrong.numel()} places, such as "
+                f"({rows[row].item()}, {columns[column].item()}): {found:.6g} instead of {right:.6g}"
+            )
+    return None
+
+
+def compute(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> None:
+    """Does what a launcher does with `tensors`, with torch alone: the product and the epilogue in float32."""
+    a, b, *rest = tensors
+    operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
+    results = evaluate(program, a.float() @ b.float(), operands, torch.float32, round_stores=True)
+    for output, result in zip(outputs, results, strict=True):
+        output.copy_(result)
+
+
+def verified(
+    launch: Callable[..., None], program: EpilogueProgram, every_call: bool, discard: Callable[[str], None]
+) -> Callable[..., None]:
+    """A launcher with its first result verified, or each. After a mismatch `discard` is told what was wrong, and torch
+    computes this result and all later ones. What a CUDA graph is being made of cannot be looked at, and is not."""
+    is_pending, is_wrong = True, False
+
+    def run(*tensors: torch.Tensor) -> None:
+        nonlocal is_pending, is_wrong
+        if is_wrong:
+            compute(program, tensors)
+            return
+        launch(*tensors)
+        if not (is_pending or every_call) or (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        is_pending = False
+        found = mismatch(program, tensors)
+        if found is not None:
+            is_wrong = True
+            discard(f"{found}; {describe(tensors)}")
+            compute(program, tensors)
+
+    return run
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> str:
+    """The inputs and outputs of a launch, in words."""
+    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')} strides {t.stride()}" for t in tensors)
+
+
+def _drawn(size: int, count: int, device: torch.device) -> torch.Tensor:
+    """Up to `count` of `size` indices, with the first and the last."""
+    between = _random.sample(range(1, size - 1), min(count, size) - 2) if size > 2 else []
+    return torch.tensor(sorted({0, *between, size - 1}), device=device)
+
+
+def _differs(output: torch.Tensor, exact: torch.Tensor, steps: int) -> torch.Tensor:
+    """Where `output` is not `exact`, which is of the same dtype. A NaN equals a NaN."""
+    if not exact.dtype.is_floating_point:
+        return output != exact
+    step = torch.finfo(exact.dtype).eps
+    output, exact = output.double(), exact.double()
+    size = exact.nan_to_num(0.0, 0.0, 0.0).abs()
+    large = size.quantile(0.9)
+    large = torch.where(large > 0, large, size.square().mean().sqrt())
+    same = (output == exact) | (output.isnan() & exact.isnan())
+    return ~(same | ((output - exact).abs() <= steps * step * size + FLOOR * large))
