@@ -34,7 +34,7 @@ class Reason(str, enum.Enum):
 
     # about the nodes after it
     NO_READER = "no reader", "nothing pointwise reads the product"
-    READER_FUSES = "reader fuses", "Inductor would compute the result inside the kernel that reads it"
+    READER_FUSES = "reader fuses", "Inductor computes the result in the kernel that reads it: nothing would be saved"
     NOT_POINTWISE = "not pointwise", "a reader is a reduction, a template or an external kernel"
     UNSUPPORTED_OP = "unsupported op", "an operation that the epilogue language does not have"
     INDEX_PATTERN = "index pattern", "a reader walks over another space than the product's rows and columns"

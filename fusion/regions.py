@@ -3,12 +3,13 @@
 The question is one about a graph. `scheduler_hooks` draws the scheduler's nodes as a `networkx.DiGraph` (an edge
 from a node to each reader of what it writes) and says of each node whether it is pointwise over the product, or
 why not. Legal here means: convex (no path leaves the region and comes back), every node pointwise over the
-product, and every value that leaves it going to readers that could not have computed it themselves.
+product, and less to be moved through memory than without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import networkx
@@ -53,8 +54,9 @@ class RegionSearch:
 def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
     """The largest legal region around `gemm` and its legal shorter prefixes.
 
-    Grows through the descendants of the GEMM in topological order: a node joins when it may be in an epilogue and
-    everything that it reads from the GEMM's descendants has joined before (which keeps the region convex).
+    The nodes of the graph stand in a topological order. Grows through the descendants of the GEMM in that order: a node
+    joins when it may be in an epilogue and everything that it reads from the GEMM's descendants has joined before
+    (which keeps the region convex).
     """
     search = RegionSearch()
     descendants = networkx.descendants(graph, gemm)
@@ -64,12 +66,9 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
 
     grown: list[str] = []
     explained: set[str] = set()  # outside, for a reason that is noted here or at what they read
-    position = {node: index for index, node in enumerate(graph)}
-    for node in networkx.lexicographical_topological_sort(graph.subgraph(descendants), key=position.__getitem__):
+    for node in _readers_in_order(graph, [gemm], grown):
         needed = {p for p in graph.predecessors(node) if p == gemm or p in descendants}
         if needed & explained:
-            explained.add(node)
-        if needed & explained or not needed & {gemm, *grown}:
             continue
         refusal = _facts(graph, node).refusal
         if refusal is None and not needed <= {gemm, *grown}:
@@ -77,15 +76,15 @@ def find_regions(graph: networkx.DiGraph, gemm: str) -> RegionSearch:
         if refusal is None:
             grown.append(node)
         elif refusal.reason is not Reason.NOT_POINTWISE or _facts(graph, node).absorbs:
-            explained.add(node)
+            explained |= {node} | networkx.descendants(graph, node)
             search.refusals.append(refusal)
         # (That the next GEMM or an external kernel reads the result is no refusal: it is where every region ends.)
 
     for length in range(len(grown), 0, -1):
-        region = _as_region(graph, gemm, grown[:length], grown)
+        region = _as_region(graph, gemm, grown[:length])
         if isinstance(region, Region):
             search.regions.append(region)
-        elif region not in search.refusals:
+        elif not search.regions and region not in search.refusals:  # of a shorter prefix nobody asks why not
             search.refusals.append(region)
     if not search.regions and not search.refusals:
         search.refusals.append(Refusal(Reason.NO_READER))
@@ -103,23 +102,56 @@ def producers(graph: networkx.DiGraph, gemm: str, nodes: Sequence[str]) -> tuple
     return tuple(node for node in read if node not in around and _facts(graph, node).spans)
 
 
-def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str], grown: list[str]) -> Region | Refusal:
-    """`nodes`, which are the first of `grown`, as a region, if what leaves it is not computed by its readers anyway.
+def absorbers(graph: networkx.DiGraph, gemm: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that read the product or what `nodes` (in its epilogue) write, and would share a kernel with `nodes`
+    in stock's code. A reader that also waits for something else behind `nodes`, as a later residual does, cannot."""
+    behind = set(nodes).union(*(networkx.descendants(graph, node) for node in nodes))
+    found: list[str] = []
+    for node in _readers_in_order(graph, [gemm, *nodes], found):
+        waits_for = set(graph.predecessors(node)) & behind
+        if node not in nodes and _facts(graph, node).absorbs and waits_for <= {*nodes, *found}:
+            found.append(node)
+    return tuple(node for node in found if {gemm, *nodes} & set(graph.predecessors(node)))
 
-    Inductor computes a pointwise value inside the kernel that reads it, so writing it to memory may cost more than it
-    saves. A value that is written in any case (another kind of kernel reads it, or it is an output of the graph) costs
-    nothing to a further reader: there, the region may end, or go on and store it on the way.
+
+def _readers_in_order(graph: networkx.DiGraph, start: Sequence[str], more: Sequence[str]) -> Iterator[str]:
+    """The readers of `start`, and of what is appended to `more` on the way, each once, in a topological order."""
+    position = {node: index for index, node in enumerate(graph)}
+    waiting = [position[reader] for node in start for reader in graph.successors(node)]
+    order, seen, known = list(graph), set(), 0
+    heapq.heapify(waiting)
+    while waiting:
+        node = order[heapq.heappop(waiting)]
+        if node not in seen:
+            seen.add(node)
+            yield node
+            for added in more[known:]:
+                for reader in graph.successors(added):
+                    heapq.heappush(waiting, position[reader])
+            known = len(more)
+
+
+def _as_region(graph: networkx.DiGraph, gemm: str, nodes: list[str]) -> Region | Refusal:
+    """`nodes` as a region, unless fusing them moves as much through memory as stock does.
+
+    Inductor computes a pointwise value inside the kernel that reads it. So with a reader that would absorb it, a value
+    gains only if it is written in any case (a GEMM or a later kernel reads it, or it is an output of the graph) and the
+    product is not: then the product is what memory is spared.
     """
-    stored = []
+    stored, absorbed = [], None
+    near = absorbers(graph, gemm, nodes)
     for node in (gemm, *nodes):
         outside = [reader for reader in graph.successors(node) if reader not in nodes]
-        absorbing = [reader for reader in outside if _facts(graph, reader).absorbs]
+        absorbing = [reader for reader in outside if reader in near]
         is_written = _facts(graph, node).escapes or len(outside) > len(absorbing)
-        unwilling = [reader for reader in absorbing if reader not in grown or not is_written]
-        if unwilling:
-            return Refusal(Reason.READER_FUSES, f"{unwilling[0]} reads {node}")
+        if absorbing:
+            absorbed = Refusal(Reason.READER_FUSES, f"{absorbing[0]} reads {node}")
+            if node == gemm or not is_written:
+                return absorbed
         if is_written:
             stored.append(node)
+    if absorbed is not None and gemm in stored:
+        return absorbed
     return Region(gemm, tuple(nodes), tuple(stored)) if stored else Refusal(Reason.NO_READER)
 
 

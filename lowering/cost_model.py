@@ -29,8 +29,13 @@ def gemm_us(problem: Problem, candidates: Iterable[Candidate], program: Epilogue
 def pointwise_us(problem: Problem, program: EpilogueProgram, dtype: torch.dtype, target: Target) -> float:
     """The same work as a kernel of its own: reads the product, in `dtype`, and the operands, and writes the stores."""
     product = problem.m * problem.n * dtype.itemsize
+    return read_us(problem, program, target) + traffic_us(product + operand_bytes(problem, program), target)
+
+
+def read_us(problem: Problem, program: EpilogueProgram, target: Target) -> float:
+    """A kernel that reads what `program` has stored."""
     stored = sum(problem.m * problem.n * store.dtype.itemsize for store in program.stores)
-    return LAUNCH_US + traffic_us(product + stored + operand_bytes(problem, program), target)
+    return LAUNCH_US + traffic_us(stored, target)
 
 
 def fill_us(problem: Problem, tiles: int, dtype: torch.dtype, target: Target) -> float:

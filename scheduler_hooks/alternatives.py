@@ -2,9 +2,9 @@
 
 For a GEMM with the nodes of its largest region, those are: each stock choice with the nodes in a kernel of their
 own, each Triton template with a region fused, and each of our candidates with nothing or with a region fused. All of
-them compute the same nodes, so their times compare. The same nodes are also those beside the GEMM that compute an
-operand, where Inductor would compute it in the kernel that reads it: fusing that kernel's work into the GEMM leaves
-the operand to a kernel of its own.
+them compute the same nodes, so their times compare. The same nodes are also those that share a kernel with the region
+in stock's code: nodes beside the GEMM that compute an operand, and readers that compute the region's result themselves,
+as a norm does with a residual. Fusing the region into the GEMM leaves them to a kernel of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateC
 from ..fusion.decision import Alternative, Backend, Status, Timing
 from ..fusion.program import EpilogueProgram
 from ..fusion.reasons import Reason, Refusal
-from ..fusion.regions import Region, producers
+from ..fusion.regions import Region, absorbers, producers
 from ..lowering import cost_model
 from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
@@ -69,6 +69,11 @@ class Contest:
         return self.regions[0].nodes if self.regions else ()
 
     @property
+    def readers(self) -> tuple[str, ...]:
+        """Further nodes that every entrant computes: those that would share a kernel with the members."""
+        return absorbers(self.graph, self.node.get_name(), self.members) if self.members else ()
+
+    @property
     def edges(self) -> tuple[tuple[str, str], ...]:
         """Who reads from whom, as far as the GEMM or a member is one of the two."""
         inside = {self.node.get_name(), *self.members}
@@ -80,12 +85,12 @@ class Contest:
         return next((captured.program for captured in self.programs.values()), None)
 
     def separate(self, region: Region | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What stays outside when `region` is fused: the nodes of the kernel before the GEMM and of the one after."""
+        """What stays outside when `region` is fused: the nodes that are computed before the GEMM, and those after."""
         gemm, inside = self.node.get_name(), () if region is None else region.nodes
         rest = tuple(name for name in self.members if name not in inside)
         before = producers(self.graph, gemm, inside)
         beside = tuple(name for name in producers(self.graph, gemm, rest) if name not in before)
-        return before, beside + rest
+        return before, beside + rest + self.readers
 
 
 @dataclass(frozen=True)
@@ -219,8 +224,10 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
         us *= cost_model.TRITON_FACTOR
     before, after = contest.separate(entrant.region)
     dtype = contest.node.node.get_dtype()
-    if after:
+    if set(after) - set(contest.readers):
         us += cost_model.pointwise_us(problem, contest.largest_program, dtype, contest.target)
+    elif after:  # what the readers write is the same for all
+        us += cost_model.read_us(problem, program, contest.target)
     if before:
         us += cost_model.fill_us(problem, len(before), dtype, contest.target)
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))

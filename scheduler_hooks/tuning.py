@@ -72,7 +72,7 @@ def _described(contest: Contest) -> tuning.Contest:
         target=contest.target.name,
         problem=tuning.problem_data(contest.gemm.problem),
         programs=tuple(tuning.ProgramData(program.digest, program.readable()) for program in programs),
-        beside=len(producers(contest.graph, contest.node.get_name(), contest.members)),
+        beside=len(producers(contest.graph, contest.node.get_name(), contest.members)) + len(contest.readers),
         backends=tuple(sorted({backend_of(choice).value for choice in contest.node.node.choices})),
         candidates=config.nvgemm_max_profiling_configs,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._dynamo.testing import rand_strided
 from torch._dynamo.utils import preserve_rng_state
+from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 
@@ -45,10 +46,10 @@ class Workload:
                 gemm = self._fused_triton(entrant)
             else:
                 gemm = self._stock_gemm(entrant.choice)
-            before, after = map(self._pointwise, self.contest.separate(entrant.region))
+            before, after = map(self._kernels, self.contest.separate(entrant.region))
         except Exception as error:  # one entrant is out, the others go on
             return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
-        kernels = [run for run in (before, gemm, after) if run is not None]
+        kernels = [*before, gemm, *after]
         return lambda: [run() for run in kernels]
 
     def _kernel(self, entrant: Contender) -> Run | Refusal:
@@ -81,9 +82,10 @@ class Workload:
         with node.node.swap_as_triton_caller(entrant.choice):
             return self._generated([node, *members])
 
-    def _pointwise(self, names: Sequence[str]) -> Run | None:
-        """The kernel that Inductor makes of these nodes when nothing takes them in."""
-        return self._generated([self.contest.nodes[name] for name in names]) if names else None
+    def _kernels(self, names: Sequence[str]) -> list[Run]:
+        """The kernels that Inductor makes of these nodes, in a topological order, when nothing takes them in."""
+        groups = grouped([self.contest.nodes[name] for name in names])
+        return [self._generated(group.get_nodes()) for group in groups]
 
     def _generated(self, nodes: Sequence[Any]) -> Run:
         future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
@@ -125,6 +127,22 @@ class Workload:
                 tensor.mul_(self.contest.gemm.problem.k ** -0.5)
             self._buffers[name] = tensor
         return self._buffers[name]
+
+
+def grouped(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+    """`nodes`, in a topological order, fused with each other as far as Inductor's code generation allows.
+
+    The scheduler's own `can_fuse` also looks at streams, which it assigns after our pass.
+    """
+    groups: list[BaseSchedulerNode] = []
+    for node in nodes:
+        backend = node.scheduler.get_backend(node.get_device())
+        place = next((i for i, group in enumerate(groups) if backend.can_fuse_vertical(group, node)), None)
+        if place is None:
+            groups.append(node)
+        else:
+            groups[place] = backend.fuse(groups[place], node)
+    return groups
 
 
 def _look(value: Any) -> tuple | None:

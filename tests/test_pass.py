@@ -20,6 +20,13 @@ def randn(*shape, dtype=BF16):
 X, W, BIAS, TILE = randn(64, 32), randn(128, 32), randn(128), randn(64, 128)
 
 
+def long_chain(value, tile):
+    """More operations than Inductor computes twice, so the result is a buffer of its own."""
+    for _ in range(4):
+        value = torch.sigmoid(value.clamp(-2, 2) * tile + 0.125) * 1.5 - tile
+    return torch.tanh(value)
+
+
 def reasons(record):
     return [refusal["reason"] for refusal in record["refusals"]]
 
@@ -70,6 +77,33 @@ def test_the_record_says_everything(decisions):
     assert record["speedup"] > 1
 
 
+def test_a_norm_behind_a_residual_is_timed_on_both_sides(decisions, monkeypatch):
+    """Stock: product, then one kernel of addition and norm. Ours: the sum, then a kernel of the norm alone."""
+    from nvgemm_fusion.scheduler_hooks import alternatives
+    from nvgemm_fusion.scheduler_hooks.workload import grouped
+
+    kernels, modelled = {}, alternatives._with_modelled_time
+
+    def note(contest, entrant):
+        _, after = contest.separate(entrant.region)
+        groups = grouped([contest.nodes[name] for name in after])
+        kernels.setdefault(entrant.alternative.fused, [len(group.get_nodes()) for group in groups])  # of the first GEMM
+        return modelled(contest, entrant)
+
+    monkeypatch.setattr(alternatives, "_with_modelled_time", note)
+
+    def block(x, w, v, r):
+        kept = F.linear(x, w) + r
+        return kept, F.linear(F.rms_norm(kept, (128,)), v)
+
+    # With three dimensions, since Inductor makes one addmm of a product and an addition with two.
+    torch.compile(block)(X.view(4, 16, 32), W, randn(128, 128), TILE.view(4, 16, 128))
+    first = decisions()[0]
+    (addition,) = [node["name"] for node in first["nodes"][1:]]
+    assert kernels[()] == [3] and kernels[(addition,)] == [2], kernels
+    assert {len(a["separate"]) for a in first["alternatives"]} == {3, 2}
+
+
 def test_swiglu_fuses_into_one_of_the_two(decisions):
     torch.compile(lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v))(X, W, randn(128, 32))
     first, second = decisions()
@@ -107,7 +141,7 @@ def test_a_residual_in_front_of_a_norm_stays_with_the_norm(decisions):
         (lambda x, w, r: F.linear(x, w).double() * 2, "dtype"),
         (lambda x, w, r: F.softmax(F.linear(x, w), -1), "not pointwise"),
         (lambda x, w, r: (lambda y: (F.relu(y), y.sum()))(F.linear(x, w)), "reader fuses"),
-        (lambda x, w, r: (lambda y: (y, y.sum(0)))(F.relu(F.linear(x, w))), "reader fuses"),
+        (lambda x, w, r: (lambda a: (a.sum(0), a.sum(1)))(long_chain(F.linear(x, w), r)), "reader fuses"),
         (lambda x, w, r: F.relu(F.linear(x, w)) + r[:, 1:129], "alignment"),
         (lambda x, w, r: F.relu(F.linear(x, w)) + r[:, 0:256:2], "layout"),
     ],

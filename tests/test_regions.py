@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import networkx
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
-from nvgemm_fusion.fusion.regions import NodeFacts, Region, find_regions, producers
+from nvgemm_fusion.fusion.regions import NodeFacts, Region, absorbers, find_regions, producers
 
 NOT_A_LOOP = Refusal(Reason.NOT_POINTWISE, "x")
 
@@ -30,7 +30,7 @@ def reasons(search):
 def test_a_chain_up_to_the_next_gemm():
     search = find_regions(graph_of([("g", "a"), ("a", "b"), ("b", "h")], h=TEMPLATE), "g")
     assert search.regions == [Region("g", ("a", "b"), ("b",))]
-    assert reasons(search) == [Reason.READER_FUSES]  # the prefix (a), which b would absorb
+    assert not search.refusals  # of the prefix (a), which b would absorb, nobody asks
 
 
 def test_a_diamond_is_one_region():
@@ -42,7 +42,7 @@ def test_a_path_that_leaves_and_comes_back_is_not_convex():
     graph = graph_of([("g", "a"), ("g", "h"), ("h", "b"), ("a", "b"), ("b", "o")], h=TEMPLATE, o=TEMPLATE)
     search = find_regions(graph, "g")
     assert Reason.NOT_CONVEX in reasons(search)
-    assert not search.regions  # and the product is needed by h
+    assert not search.regions  # and h needs the product, so `a` may as well be computed with b
 
 
 def test_two_gemms_may_not_wait_for_each_other():
@@ -59,12 +59,24 @@ def test_a_product_that_is_needed_is_stored_beside_the_rest():
     assert search.regions == [Region("g", ("a",), ("g", "a"))]
 
 
-def test_a_product_that_a_reduction_takes_in_is_left_where_it_is():
+def test_a_product_that_a_reduction_reads_is_left_where_it_is():
     """Stock computes `a` in the kernel of the reduction, which reads the product anyway."""
     search = find_regions(graph_of([("g", "a"), ("g", "r"), ("a", "h")], r=REDUCTION, h=TEMPLATE), "g")
     assert not search.regions and set(reasons(search)) == {Reason.NOT_POINTWISE, Reason.READER_FUSES}
-    search = find_regions(graph_of([("g", "a"), ("g", "r"), ("a", "h")], g=OUTPUT, r=REDUCTION, h=TEMPLATE), "g")
-    assert not search.regions
+    for facts in ({"g": OUTPUT}, {"g": OUTPUT, "a": OUTPUT}):
+        edges = [("g", "a"), ("a", "r"), ("a", "h")]
+        search = find_regions(graph_of(edges, r=REDUCTION, h=TEMPLATE, **facts), "g")
+        assert not search.regions and Reason.READER_FUSES in reasons(search)
+
+
+def test_a_norm_that_would_take_the_residual_in_is_timed_with_it():
+    """The residual stream is needed further on, so only the product is spared."""
+    norm = [("g", "add"), ("add", "square"), ("add", "scale"), ("square", "scale"), ("scale", "h")]
+    graph = graph_of(norm, square=REDUCTION, scale=REDUCTION, h=TEMPLATE)
+    assert not find_regions(graph, "g").regions
+    graph = graph_of([*norm, ("h", "later"), ("add", "later")], square=REDUCTION, scale=REDUCTION, h=TEMPLATE)
+    assert find_regions(graph, "g").regions == [Region("g", ("add",), ("add",))]
+    assert absorbers(graph, "g", ("add",)) == ("square", "scale")
 
 
 def test_a_value_that_is_needed_is_stored_on_the_way_or_ends_the_region():
@@ -76,8 +88,7 @@ def test_a_value_that_is_needed_is_stored_on_the_way_or_ends_the_region():
 
 def test_two_results_of_one_product_are_two_stores():
     search = find_regions(graph_of([("g", "a"), ("g", "b")], a=OUTPUT, b=OUTPUT), "g")
-    assert search.regions == [Region("g", ("a", "b"), ("a", "b"))]
-    assert reasons(search) == [Reason.READER_FUSES]  # of (a) alone: the product would have to be written for b
+    assert search.regions == [Region("g", ("a", "b"), ("a", "b"))] and not search.refusals
 
 
 def test_a_reduction_that_would_take_the_result_in_ends_it():

@@ -87,7 +87,7 @@ def test_our_suite_has_every_kind_of_graph_and_all_results_are_right(baseline):
     (needed,) = graphs["product_needed bf16"]
     assert needed.fused and sum(line.startswith("store ") for line in needed.region.program) == 2
     (normed,) = graphs["normed_residual f16"]
-    assert not normed.fused and "reader fuses" in {why.reason for why in normed.reasons}
+    assert normed.region.operators[-1] == "add", "timed with the norm that reads it"
     not_compared = graphs.keys() - result.compared
     assert {name.split()[0] for name in not_compared} == {"normed_residual"}, "Triton is not run"
     assert regression.read(baseline) == result.decisions
