@@ -13,6 +13,8 @@ from .reasons import Reason, Refusal
 GEMM_DTYPES = (torch.float16, torch.bfloat16)
 ALIGNMENT_BYTES = 16
 """What the tensor memory accelerator asks of a base address and of every stride but the unit one."""
+LARGEST_INDEX = 2**31 - 1
+"""Of an element, counted from the start of its tensor: the kernels compute with 32 bits where no larger one was tried."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class MatrixLayout:
             if leading >= size[line]:
                 found = Refusal(Reason.ALIGNMENT, f"stride {leading}, offset {offset}, {itemsize} bytes each")
                 if leading % per_access == 0 and offset % per_access == 0:
+                    if (size[1 - line] - 1) * leading + size[line] > LARGEST_INDEX:
+                        return Refusal(Reason.TOO_LARGE, f"a {size} tensor")
                     return cls(major, leading)
         return found if found is not None else Refusal(Reason.LAYOUT, f"strides {strides} of a {size} tensor")
 

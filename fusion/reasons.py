@@ -29,6 +29,7 @@ class Reason(str, enum.Enum):
     DEVICE = "device", "an operand is not on the GPU"
     LAYOUT = "layout", "a tensor is neither row- nor column-major"
     ALIGNMENT = "alignment", "a tensor does not start, or does not repeat, at a multiple of 16 bytes"
+    TOO_LARGE = "too large", "a tensor has more elements than the kernels' 32-bit indices reach"
     SYMBOLIC_SHAPE = "symbolic shape", "a size is not known when the graph is compiled"
     EMPTY = "empty", "a size is zero"
 

@@ -95,6 +95,10 @@ def test_along_an_axis_of_size_one_nothing_moves():
         ((16, 61), (61, 1), 0, Reason.ALIGNMENT),
         ((16, 64), (64, 1), 4, Reason.ALIGNMENT),
         ((16, 64), (64, 2), 0, Reason.LAYOUT),
+        ((65535, 32768), (32768, 1), 0, MatrixLayout(Major.ROW, 32768)),
+        ((65537, 32768), (32768, 1), 0, Reason.TOO_LARGE),
+        ((1 << 17, 1 << 15), (1, 1 << 17), 0, Reason.TOO_LARGE),
+        ((16, 64), (1 << 28, 1), 0, Reason.TOO_LARGE),
         ((16, 64), (0, 1), 0, Reason.LAYOUT),
     ],
 )
