@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from . import cache_command, log_command, regress_command
+from . import cache_command, log_command, plan_command, regress_command
 from .log_command import LogFile, records_of
 from .table import finding_table
 from .terminal import CHECK_FAILED, AsJson, console, print_json, say, wrong_use
@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pret
 app.add_typer(log_command.app, name="log")
 app.add_typer(regress_command.app, name="regress")
 app.add_typer(cache_command.app, name="cache")
+app.command(context_settings=plan_command.CONTEXT)(plan_command.plan)
 
 
 @app.command()

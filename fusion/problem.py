@@ -14,7 +14,7 @@ GEMM_DTYPES = (torch.float16, torch.bfloat16)
 ALIGNMENT_BYTES = 16
 """What the tensor memory accelerator asks of a base address and of every stride but the unit one."""
 LARGEST_INDEX = 2**31 - 1
-"""Of an element, counted from the start of its tensor: the kernels compute with 32 bits where no larger one was tried."""
+"""Of an element, counted from the start of its tensor: no kernel was ever tried beyond 32 bits."""
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,22 @@ import torch.utils._pytree as pytree
 from torch._subclasses import fake_tensor
 
 from ..lowering.targets import TARGETS, Target
-
-DEVICE = torch.device("cuda", 0)
+from .virtual_cuda import DEVICE, virtual_cuda
 
 
 @dataclass
 class VirtualDevice:
-    """A device in use: its target, and the source of every module that was generated for it, in order."""
+    """A device in use: its target, and the source of every module that was generated for it, in order.
+
+    settings: entries of Inductor's configuration that hold in every compile, whatever else sets them. takes_cpu:
+    graphs on the CPU are compiled as if they lay on the device; otherwise they run as they are, and are counted.
+    """
 
     target: Target
     code: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    takes_cpu: bool = True
+    cpu_graphs: int = 0
 
 
 _current: VirtualDevice | None = None
@@ -47,12 +53,15 @@ def current_virtual_device() -> VirtualDevice | None:
 
 
 @contextlib.contextmanager
-def virtual_device(name: str) -> Iterator[VirtualDevice]:
-    """Compiles for the GPU `name` (a key of `TARGETS`) inside the block. Raises KeyError for an unknown name."""
+def virtual_device(name: str, **options: Any) -> Iterator[VirtualDevice]:
+    """Compiles for the GPU `name` (a key of `TARGETS`) inside the block. `options`: fields of `VirtualDevice`.
+
+    Raises KeyError for an unknown name.
+    """
     global _current
     from torch._inductor import compile_fx
 
-    device = VirtualDevice(TARGETS[name])
+    device = VirtualDevice(TARGETS[name], **options)
     outer, _current = _current, device
     torch._dynamo.reset()
     try:
@@ -85,10 +94,19 @@ def _compile_inner(device: VirtualDevice, graph: torch.fx.GraphModule, inputs: l
     function that computes the graph as it is."""
     from torch._inductor import compile_fx
 
-    options["cudagraphs"] = compile_fx.BoxedBool(False)
-    moved, moved_inputs = _to_device(graph, inputs)
-    lower(device, moved, moved_inputs, **options)
+    if device.takes_cpu or _is_on_gpu(graph, inputs):
+        options["cudagraphs"] = compile_fx.BoxedBool(False)
+        moved, moved_inputs = _to_device(graph, inputs)
+        with torch._inductor.config.patch(device.settings):
+            lower(device, moved, moved_inputs, **options)
+    else:
+        device.cpu_graphs += 1
     return compile_fx.make_boxed_func(torch.fx.Interpreter(graph).run)
+
+
+def _is_on_gpu(graph: torch.fx.GraphModule, inputs: list[Any]) -> bool:
+    values = pytree.tree_leaves([inputs, [node.meta.get("val") for node in graph.graph.nodes]])
+    return any(isinstance(value, torch.Tensor) and value.device.type == DEVICE.type for value in values)
 
 
 def _to_device(graph: torch.fx.GraphModule, inputs: list[Any]) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -106,7 +124,9 @@ def _to_device(graph: torch.fx.GraphModule, inputs: list[Any]) -> tuple[torch.fx
     copied = torch.fx.GraphModule({}, torch.fx.Graph())
     for name, tensor in [*graph.named_parameters(), *graph.named_buffers(), *vars(graph).items()]:
         if isinstance(tensor, torch.Tensor):
-            setattr(copied, name, move(tensor))
+            # Inductor reads the value of a constant, if it is one number.
+            readable = tensor.dim() == 0 and not isinstance(tensor, fake_tensor.FakeTensor)
+            setattr(copied, name, tensor if readable else move(tensor))
     for name, child in graph.named_children():
         setattr(copied, name, _to_device(child, inputs)[0] if isinstance(child, torch.fx.GraphModule) else child)
     copied.graph.graph_copy(graph.graph, value_map := {})
@@ -124,39 +144,12 @@ def _to_device(graph: torch.fx.GraphModule, inputs: list[Any]) -> tuple[torch.fx
 @contextlib.contextmanager
 def _answer_for(device: VirtualDevice) -> Iterator[None]:
     """Answers what Inductor and Triton ask of a GPU, and keeps the generated module as text."""
-    import triton
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import Scheduler
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
-    from torch.utils._triton import has_triton
 
-    properties = _properties(device.target)
-    capability = device.target.capability
-    interface = "torch._dynamo.device_interface.CudaInterface"
-    answers = {
-        "torch.cuda.is_available": lambda: True,
-        "torch.cuda.is_initialized": lambda: True,
-        "torch.cuda._lazy_init": lambda: None,
-        "torch.cuda.device_count": lambda: 1,
-        "torch.cuda.current_device": lambda: 0,
-        "torch.cuda.synchronize": lambda *_: None,
-        "torch.cuda.get_device_name": lambda *_: properties.name,
-        "torch.cuda.get_device_capability": lambda *_: capability,
-        "torch.cuda.get_device_properties": lambda *_: properties,
-        "torch.cuda._get_device_properties": lambda *_: properties,
-        "torch.cuda.get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-        "torch.cuda.set_rng_state": lambda *_: None,
-        "torch.cuda._exchange_device": lambda _: 0,
-        "torch.cuda._maybe_exchange_device": lambda _: 0,
-        "torch._C._cuda_getCurrentRawStream": lambda *_: 0,
-        f"{interface}.is_available": staticmethod(lambda: True),
-        f"{interface}.current_device": staticmethod(lambda: 0),
-        f"{interface}.get_compute_capability": staticmethod(lambda *_: capability[0] * 10 + capability[1]),
-        f"{interface}.get_device_properties": staticmethod(lambda *_: properties),
-    }
     with contextlib.ExitStack() as stack:
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch(name, answer, create=True))
+        stack.enter_context(virtual_cuda(device.target))
         stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", lambda _: None))
         # Indexes the tensor of seeds, which asks for a device guard that a CPU build of torch does not have.
         lookup_seed = torch.ops.prims.inductor_lookup_seed.default
@@ -167,10 +160,6 @@ def _answer_for(device: VirtualDevice) -> Iterator[None]:
         for method in ("benchmark_fused_nodes", "benchmark_codegened_module"):
             stack.enter_context(mock.patch.object(Scheduler, method, lambda *_: (1.0, "virtual")))
         stack.enter_context(mock.patch.object(AlgorithmSelectorCache, "do_autotuning", _prefer_external_kernels))
-        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _driver(device.target), create=True))
-        # Whether Triton works is asked once and remembered; the answer differs inside and outside.
-        has_triton.cache_clear()
-        stack.callback(has_triton.cache_clear)
         yield
 
 
@@ -196,37 +185,3 @@ def _prefer_external_kernels(
 
     external = [choice for choice in choices if isinstance(choice, ExternKernelCaller)]
     return {choice: 1.0 + index for index, choice in enumerate(external or choices[:1])}
-
-
-def _properties(target: Target) -> types.SimpleNamespace:
-    """What `torch.cuda.get_device_properties` gives, as far as Inductor reads it."""
-    return types.SimpleNamespace(
-        name=f"NVIDIA {target.name}",
-        major=target.capability[0],
-        minor=target.capability[1],
-        multi_processor_count=target.multiprocessors,
-        total_memory=target.memory_bytes,
-        L2_cache_size=target.l2_bytes,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=target.shared_bytes_per_block,
-        shared_memory_per_multiprocessor=target.shared_bytes_per_block + 1024,
-        regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=target.threads_per_multiprocessor,
-        max_threads_per_block=1024,
-        warp_size=32,
-        gcnArchName="",
-        is_integrated=False,
-    )
-
-
-def _driver(target: Target) -> Any:
-    """Triton's view of the device: a target to compile for, and nothing to launch on."""
-    from triton.backends.compiler import GPUTarget
-
-    return types.SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", target.capability[0] * 10 + target.capability[1], 32),
-        get_current_device=lambda: 0,
-        get_active_torch_device=lambda: DEVICE,
-        get_device_interface=lambda: torch.cuda,
-        is_active=lambda: True,
-    )
