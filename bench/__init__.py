@@ -19,6 +19,9 @@
     regression  a suite against its baseline
     regression_report  what that found, for a terminal, CI and a pull request
     regress_command  the gate: `nvgemm-fusion regress`
+    plan_command  what a script's GEMMs would be fused to: `nvgemm-fusion plan`
+    architectures  models of real widths
+    coverage    how many of their GEMMs can be fused: `python -m nvgemm_fusion.bench.coverage`
     pytest_plugin  decisions in the tests of a project that uses us
     terminal    how the commands print, and how they end
     log_command  reading a decision log: `nvgemm-fusion log`

@@ -16,7 +16,12 @@
     kernel_call     a decided kernel with the buffers it is called on, as a line of generated code
     codegen         the scheduling backend: one call in the wrapper for what was decided
     virtual_device  all of it for a GPU that is not there
-    fake_gpu        CUDA tensors for a script where there is no GPU
+    virtual_cuda    what its driver would say
+    virtual_script  somebody's program, run on it
+    fake_gpu        the CUDA tensors of such a program
+    fake_attention  attention over them
+    fake_autocast   autocast over them
+    stock_fusions   what Inductor fuses by itself, counted
     recording       a block in which everything is decided by us and logged, with a GPU or without
 
 One GEMM walks from `choices` (lowering) through `fusion_pass` (scheduling) to `codegen`; this package imports
