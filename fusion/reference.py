@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .ops import CONSTANT, OPS, TO_DTYPE
+from .ops import CONSTANT, INTEGER, OPS, TO_DTYPE, kind_of
 from .program import EpilogueProgram, OperandKind
 
 
@@ -50,11 +50,18 @@ def evaluate(
 
 
 def converted(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`value` converted to `dtype` as the GPU's instruction does: what is too large for a float8 becomes its largest
-    number, not an infinity or a NaN (PTX ISA, cvt.satfinite). A float32 holds what it is given, to any precision."""
+    """`value` converted to `dtype` as the GPU's instruction does (PTX ISA, cvt).
+
+    What is too large for a float8 becomes its largest number, not an infinity or a NaN; a float becomes the nearest
+    int32 towards 0, which wraps around in a narrower integer, and a NaN becomes 0. A float32 holds what it is given, to
+    any precision.
+    """
     if dtype == torch.float32:
         return value
-    if dtype.itemsize == 1 and dtype.is_floating_point:
+    if value.is_floating_point() and kind_of(dtype) == INTEGER:
+        limits = torch.iinfo(torch.int32)
+        value = value.double().nan_to_num(0.0, limits.max, limits.min).clamp(limits.min, limits.max).to(torch.int32)
+    if dtype.is_floating_point and dtype.itemsize == 1:
         value = value.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
     return value.to(dtype)
 
