@@ -140,7 +140,8 @@ UNARY = """
     F.hardswish({0}) F.logsigmoid({0}) torch.tanh({0}) torch.sigmoid({0}) torch.erf({0}) {0}.abs() (-{0}) {0}.sin()
     {0}.cos() {0}.clamp(-0.5,1.5) {0}.clamp(-4,4).exp() {0}.clamp(-4,4).expm1() ({0}.abs()+0.5).log() {0}.abs().log1p()
     ({0}.abs()+0.25).sqrt() ({0}.abs()+0.5).rsqrt() {0}.square() ({0}*0.75-0.25) {0}.sign() ({0}.abs()+1).reciprocal()
-    {0}.clamp(-2,2).exp2() {0}.erfc() torch.atan({0}) ({0}.clamp(-3,3)**3) (({0}.abs()+0.5)**0.75) {0}.nan_to_num(0.0,1.0,2.0)
+    {0}.clamp(-2,2).exp2() {0}.erfc() torch.atan({0}) ({0}.clamp(-3,3)**3) (({0}.abs()+0.5)**0.75)
+    {0}.nan_to_num(0.0,1.0,2.0)
 """.split()
 BINARY = """
     ({0}+{1}) ({0}-{1}) ({0}*{1}) ({0}/({1}.abs()+1)) torch.maximum({0},{1}) torch.minimum({0},{1})

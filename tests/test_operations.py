@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import types
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cpu_run import run_on_cpu
+from nvgemm_fusion.bench import operations, operations_page
 from nvgemm_fusion.fusion.ops import BOOL, FLOAT, INTEGER, INTEGER_DTYPES, OPS, kind_of
 from nvgemm_fusion.fusion.program import (
     ACCUMULATOR,
@@ -23,6 +25,7 @@ from nvgemm_fusion.fusion.reference import evaluate
 from nvgemm_fusion.lowering.dry_run import dry_run
 from nvgemm_fusion.lowering.emit import CARRIERS, emit
 from nvgemm_fusion.lowering.expressions import ERRORS, EXPRESSIONS, HELPERS, INTEGER_EXPRESSIONS
+from nvgemm_fusion.lowering.store import KernelStore
 
 BF16, F16 = torch.bfloat16, torch.float16
 NAN, INF = math.nan, math.inf
@@ -394,3 +397,111 @@ def test_every_op_of_inductor_is_captured_or_refused():
 
 def test_kinds():
     assert [kind_of(dtype) for dtype in (torch.float8_e5m2, torch.uint8, torch.bool)] == [FLOAT, INTEGER, BOOL]
+
+
+# The page, and what is measured on a GPU.
+
+
+def test_the_page_of_operations_is_up_to_date():
+    """If not: python -m nvgemm_fusion.bench.operations --page"""
+    assert operations_page.PAGE.read_text(encoding="utf-8") == operations_page.page()
+
+
+def test_the_page_shows_what_was_measured(monkeypatch, tmp_path):
+    right = {"ulp": 0.5, "at": ["1.0"], "beyond": 0.0, "mismatches": 0}
+    results = {"gpu": "NVIDIA H200", "torch": "2.13.0", "ops": {"exp": {"float32": right | {"ulp": 1.625}}}}
+    results["ops"]["add"] = {"float32": right, "int8": right | {"ulp": 9.0, "beyond": 8.5}}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results))
+    monkeypatch.setattr(operations_page, "RESULTS", path)
+    lines = operations_page.page().splitlines()
+    assert next(line for line in lines if line.startswith("| exp |")).endswith("| 1.62 |")
+    assert next(line for line in lines if line.startswith("| add |")).endswith("| 9.00 (wrong: int8) |")
+    assert next(line for line in lines if line.startswith("| sub |")).endswith("| not measured yet |")
+
+
+def test_what_is_emitted_passes_the_check_of_the_gpu(monkeypatch):
+    """The emitted source, run in float64 and rounded to float32, is within every bound; what is wrong is not."""
+    monkeypatch.setattr(operations, "N", 16)
+    monkeypatch.setattr(operations, "M", 1024)
+    measured = list(operations.cases("cpu"))
+    assert {case.name for case in measured} == set(OPS)
+    zeros = torch.zeros(operations.M, operations.N, dtype=torch.float64)
+    for case in measured:
+        result = dry_run(case.program, zeros, case.operands)[0].float()
+        record = operations.compare(case, result, result)
+        assert record["ulp"] <= 0.5 and not record["beyond"] and not record["mismatches"], (case.name, record)
+    case = next(case for case in measured if case.name == "exp")
+    result = dry_run(case.program, zeros, case.operands)[0].float()
+    assert operations.compare(case, result * (1 + 2**-20), result)["beyond"] > 2
+    record = operations.compare(case, result.nan_to_num(1.0), result)
+    assert record["mismatches"] and len(record["examples"]) == operations.SHOWN
+
+
+def test_the_kernels_that_are_measured_compile():
+    """The widest, and one of each kind; on a GPU they all have to."""
+    wanted = {("fma", torch.float32), ("where", torch.bool), ("floordiv", torch.int8), ("remainder", torch.int32)}
+    measured = [case for case in operations.cases("cpu") if (case.name, case.dtype) in wanted]
+    assert len(operations.compiled(measured, KernelStore(), workers=2)) == len(measured)
+
+
+def test_inductor_makes_a_kernel_of_each_op_that_is_measured(monkeypatch, h200):
+    monkeypatch.setattr(operations, "N", 16)
+    monkeypatch.setattr(operations, "M", 1024)
+    measured = [case for case in operations.cases("cpu") if case.dtype == torch.float32]
+    torch._dynamo.reset()
+    results = operations.by_inductor(measured)
+    assert {(result.shape, result.dtype) for result in results} == {((1024, 16), torch.float32)}
+    assert len(results) == len(measured)
+    assert h200.code[-1].count("async_compile.triton(") > len(measured) - 5  # some are each other's, as mul and mul_rn
+
+
+@pytest.fixture(scope="module")
+def results():
+    return operations.measure()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_on_a_gpu(results, name):
+    for dtype, record in results["ops"][name].items():
+        assert record["compared"], dtype
+        assert not record["beyond"], f"{dtype}: {record['ulp']} ulp at {record['at']}"
+        assert not record["mismatches"], f"{dtype}: {record['mismatches']} special values: {record['examples']}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["tile", "transposed", "row", "column", "scalar"])
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_on_a_gpu(name, kind, inductor_config, decisions):
+    """Against float64, where nothing that a kernel rounds decides: the product is of small integers."""
+    dtype, function = OPERANDS[name]
+    size = {"tile": (272, 528), "transposed": (528, 272), "row": (528,), "column": (272, 1), "scalar": (1,)}[kind]
+    operand = torch.randint(0, 2 if dtype == torch.bool else 9, size, device="cuda").to(dtype)
+    if dtype.is_signed and dtype != torch.bool:
+        operand = (operand.float() - 4).to(dtype)
+    x, w = (torch.randint(-2, 3, size, device="cuda").to(BF16) for size in ((272, 64), (528, 64)))
+
+    def run(x, w, o):
+        return function(F.linear(x, w), o.t() if kind == "transposed" else o)
+
+    with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        result = torch.compile(run, dynamic=False)(x, w, operand)
+    exact = run(*map(widened, (x, w, operand))).to(result.dtype)
+    assert any(record["fused"] for record in decisions()), [record["refusals"] for record in decisions()]
+    torch.testing.assert_close(result, exact, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_all_bits_of_an_int32_arrive_on_a_gpu(inductor_config, decisions):
+    operand = torch.randint(-(2**31), 2**31, (256, 512), device="cuda").to(torch.int32)
+    x, w = torch.zeros(256, 64, device="cuda", dtype=BF16), torch.zeros(512, 64, device="cuda", dtype=BF16)
+    for tensor in (operand, operand[0].clone(), operand[:, :1].clone(), operand[0, :1].clone()):
+        torch._dynamo.reset()
+        for shift in (0, 8, 16, 24):
+            def run(x, w, o, shift=shift):
+                return F.linear(x, w) + ((o >> shift) & 255).to(torch.bfloat16)
+
+            with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+                assert torch.equal(torch.compile(run, dynamic=False)(x, w, tensor), run(x, w, tensor))
+    assert any(record["fused"] for record in decisions())
