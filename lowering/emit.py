@@ -120,14 +120,23 @@ def _expression(instruction: Instruction, inputs: list[str], dtypes: list[torch.
     if instruction.op == CONSTANT:
         return _constant(instruction.constant)
     if instruction.op == TO_DTYPE:
-        converted = f"{DSL_TYPES[instruction.dtype]}({inputs[0]})"
-        if kind_of(instruction.dtype) == INTEGER:
-            return _held(inputs[0] if kind_of(dtypes[0]) == INTEGER else f"Int32({inputs[0]})", instruction.dtype)
-        return converted if instruction.dtype == torch.float32 else f"Float32({converted})"
+        return _converted(inputs[0], dtypes[0], instruction.dtype)
     of_integers = instruction.op in INTEGER_EXPRESSIONS and kind_of(dtypes[-1]) == INTEGER
     expression = (INTEGER_EXPRESSIONS if of_integers else EXPRESSIONS)[instruction.op].format(*inputs)
     dtype = compute_dtype(instruction.dtype)
     return _held(expression, dtype) if kind_of(dtype) == INTEGER else f"{DSL_TYPES[dtype]}({expression})"
+
+
+def _converted(value: str, source: torch.dtype, dtype: torch.dtype) -> str:
+    """`value`, of dtype `source`, converted to `dtype` and, when that is a narrow float, widened again."""
+    if kind_of(dtype) == INTEGER:
+        return _held(value if kind_of(source) == INTEGER else f"Int32({value})", dtype)
+    if dtype.itemsize == 1:
+        # The value itself, in a form that the compiler does not look through: it would make one conversion of that
+        # from an integer to float32 and this one, and there is no instruction for it.
+        value = f"cute.math.copysign(cute.math.absf({value}), {value})"
+    converted = f"{DSL_TYPES[dtype]}({value})"
+    return converted if dtype == torch.float32 else f"Float32({converted})"
 
 
 def _held(number: str, dtype: torch.dtype) -> str:

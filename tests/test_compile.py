@@ -75,7 +75,8 @@ def everything(dtype, major, candidate=SMALL):
                 # Selected, so that what follows does not become a constant.
                 result = builder.convert(builder.op(name, *inputs), computed)
                 value = builder.op("where", builder.op("eq", value, others[0]), value, result)
-    value = builder.op("add", builder.convert(value, torch.float32), builder.constant(0.5))
+    value = builder.round_to(builder.convert(value, torch.float32), torch.float8_e5m2)
+    value = builder.op("add", value, builder.constant(0.5))
     return builder.build([Store(value, dtype, major)])[0]
 
 

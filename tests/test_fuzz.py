@@ -21,8 +21,12 @@ from nvgemm_fusion.fusion.program import (
     Store,
 )
 from nvgemm_fusion.fusion.reference import evaluate
+from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
 from nvgemm_fusion.lowering.dry_run import dry_run
 from nvgemm_fusion.lowering.emit import CARRIERS
+from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
+from nvgemm_fusion.lowering.providers import QUACK
+from nvgemm_fusion.lowering.store import KernelStore
 
 SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -2.5, 0.5, 3.0, 1e30, -1e-30]
 M, N = 4, 12
@@ -132,6 +136,26 @@ def test_random_programs_are_emitted_right(program, seed):
 @hypothesis.given(program=programs(steps=st.just(200)), seed=st.integers(0, 1000))
 def test_random_programs_of_200_operations_are_emitted_right(program, seed):
     assert_emitted_right(program, seed)
+
+
+def test_random_programs_compile():
+    """Whatever is put together, the compilers take it."""
+    found = []
+
+    @settings(12)
+    @hypothesis.given(program=programs(steps=st.integers(6, 20)))
+    def collect(program):
+        found.append(program)
+
+    collect()
+    candidate = Candidate(QUACK, 64, 16, pingpong=True, swap_ab=True)
+    specs = [KernelSpec(candidate, torch.bfloat16, Major.ROW, Major.COLUMN, p, "sm_90a", 132) for p in found]
+    compiler = KernelCompiler(KernelStore(), workers=2)
+    try:
+        for spec, compiled in zip(specs, compiler.compile(specs)):
+            assert isinstance(compiled, CompiledKernel), f"{compiled}\n{spec.program.readable()}"
+    finally:
+        compiler.close()
 
 
 FLOATS = ["v", "v", "tile", "row", "column", "scalar", "transposed", "mask.to(v.dtype)", "small.to(v.dtype)"]
