@@ -2,6 +2,8 @@
 
     graphs      the named graphs that are measured
     smoke       four graphs at three sizes on a real GPU: `python -m nvgemm_fusion.bench.smoke`
+    operations  every op on a real GPU: `python -m nvgemm_fusion.bench.operations`
+    operations_page  the page `docs/operations.md`, with what was measured
     demo        a small MLP and a Llama block, on a GPU or on the virtual one: `make demo`
     table       decisions as a table for the terminal
     selection   which decisions somebody wants to see

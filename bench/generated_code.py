@@ -88,6 +88,7 @@ def _view(tensor: torch.Tensor, size: Sequence[int], strides: Sequence[int], off
     return tensor.as_strided(size, strides, tensor.storage_offset() + offset)
 
 
+_DTYPE_NAMES = "float32 float16 bfloat16 float8_e4m3fn float8_e5m2 bool uint8 int8 int16 int32 int64".split()
 _STAND_INS = {
     "assert_size_stride": lambda *_: None,
     "assert_size_stride_grouped": lambda *_: None,
@@ -97,7 +98,7 @@ _STAND_INS = {
     "extern_kernels": types.SimpleNamespace(mm=torch.mm, addmm=torch.addmm, bias_addmm=torch.addmm),
     "torch": types.SimpleNamespace(
         cuda=types.SimpleNamespace(_DeviceGuard=lambda _: contextlib.nullcontext(), set_device=lambda _: None),
-        **{name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "bool")},
+        **{name: getattr(torch, name) for name in _DTYPE_NAMES},
     ),
 }
 """What `call` may use. Everything else makes it something that cannot be run here."""

@@ -5,8 +5,9 @@ defines the next value. Stores name the values that reach memory. Programs are b
 shares equal instructions, drops dead ones and numbers the operands by first use: two graphs that compute the same
 thing in the same order give equal programs, so `EpilogueProgram.digest` may key kernels, caches and logs.
 
-The accumulator is float32. What a graph states as a rounding (`to_dtype` to a narrower type) stays an
-instruction; the conversion of a stored value to the dtype of its store is part of the store.
+The accumulator is float32. Values are float32, bool or an integer of up to 32 bits that wraps around in its own
+dtype. What a graph states as a rounding (`to_dtype` to a narrower type) stays an instruction; the conversion of a
+stored value to the dtype of its store is part of the store.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .ops import CONSTANT, OPS, TO_DTYPE
+from .ops import BOOL, CONSTANT, FLOAT, INTEGER, INTEGER_DTYPES, OPS, TO_DTYPE, kind_of
 
 ACCUMULATOR = 0
 
@@ -30,7 +31,13 @@ _DTYPE_NAMES = {
     torch.float32: "float32",
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
     torch.bool: "bool",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int16: "int16",
+    torch.int32: "int32",
 }
 _DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
@@ -77,14 +84,14 @@ class Operand:
 class Instruction:
     """Defines one value. `constant` is set for CONSTANT alone; `dtype` is the dtype of the value.
 
-    For TO_DTYPE, `dtype` is what the input is rounded to; the value is widened back to float32 at once, as
-    Inductor's kernels compute in float32 (so a float conversion is exactly one rounding).
+    For TO_DTYPE, `dtype` is what the input is converted to. A float narrower than float32 is widened back to it at
+    once, as Inductor's kernels compute in float32 (so such a conversion is exactly one rounding).
     """
 
     op: str
     inputs: tuple[int, ...]
     dtype: torch.dtype
-    constant: float | bool | None = None
+    constant: float | int | bool | None = None
 
 
 @dataclass(frozen=True)
@@ -147,9 +154,11 @@ class EpilogueProgram:
         return program
 
     def validate(self) -> None:
-        """Raises ValueError unless every input is defined before its use and every op is in the table."""
-        defined = 1 + len(self.operands)
+        """Raises ValueError unless every op is in the table, every input is defined before its use and is of a kind
+        that the op takes, and every value has the dtype that the table says."""
+        dtypes = [torch.float32, *(compute_dtype(operand.dtype) for operand in self.operands)]
         for instruction in self.instructions:
+            defined = len(dtypes)
             if instruction.op not in OPS and instruction.op not in (CONSTANT, TO_DTYPE):
                 raise ValueError(f"unknown op {instruction.op!r}")
             arity = OPS[instruction.op].arity if instruction.op in OPS else int(instruction.op == TO_DTYPE)
@@ -157,8 +166,9 @@ class EpilogueProgram:
                 raise ValueError(f"{instruction.op} takes {arity} values, not {len(instruction.inputs)}")
             if not all(isinstance(value, int) and 0 <= value < defined for value in instruction.inputs):
                 raise ValueError(f"{instruction.op} reads a value that is not defined yet: {instruction.inputs}")
-            defined += 1
-        if not self.stores or not all(isinstance(s.value, int) and 0 <= s.value < defined for s in self.stores):
+            _check_dtypes(instruction, [dtypes[value] for value in instruction.inputs])
+            dtypes.append(compute_dtype(instruction.dtype))
+        if not self.stores or not all(isinstance(s.value, int) and 0 <= s.value < len(dtypes) for s in self.stores):
             raise ValueError("a program needs at least one store, of a value that it defines")
 
     def readable(self) -> str:
@@ -201,18 +211,35 @@ class ProgramBuilder:
         self._keys[number] = key
         return number
 
-    def constant(self, value: float | bool) -> int:
-        """A constant: a bool stays a bool, any other number is a float32."""
-        dtype = torch.bool if isinstance(value, bool) else torch.float32
-        value = value if isinstance(value, bool) else float(value)
-        return self._instruction(Instruction(CONSTANT, (), dtype, value))
+    def constant(self, value: float | bool, dtype: torch.dtype | None = None) -> int:
+        """A constant of `dtype`; without one, a bool stays a bool and any other number is a float32."""
+        dtype = dtype or (torch.bool if isinstance(value, bool) else torch.float32)
+        number = {FLOAT: float, INTEGER: int, BOOL: bool}[kind_of(dtype)](value)
+        return self._instruction(Instruction(CONSTANT, (), dtype, number))
 
     def op(self, name: str, *inputs: int) -> int:
-        """`OPS[name]` of earlier values. Raises KeyError for a name that is not in the table."""
+        """`OPS[name]` of earlier values. Raises KeyError for a name that is not in the table, and ValueError for
+        values that the op does not take."""
         row = OPS[name]
         if len(inputs) != row.arity:
             raise ValueError(f"{name} takes {row.arity} values, not {len(inputs)}")
-        return self._instruction(Instruction(name, inputs, row.result(*map(self.dtype_of, inputs))))
+        dtypes = [self.dtype_of(value) for value in inputs]
+        instruction = Instruction(name, inputs, row.result(*dtypes))
+        _check_dtypes(instruction, dtypes)
+        return self._instruction(instruction)
+
+    def convert(self, value: int, dtype: torch.dtype) -> int:
+        """`value` as a value of `dtype`, which is float32, bool or an integer (to be rounded, see `round_to`)."""
+        defined, source, target = self._values[value], self.dtype_of(value), kind_of(dtype)
+        if source == dtype:
+            return value
+        if isinstance(defined, Instruction) and defined.op == CONSTANT and _holds(dtype, defined.constant):
+            return self.constant(defined.constant, dtype)
+        if source == torch.bool:
+            return self.op("where", value, self.constant(1, dtype), self.constant(0, dtype))
+        if target == BOOL:
+            return self.op("ne", value, self.constant(0, source))
+        return self._instruction(Instruction(TO_DTYPE, (value,), dtype))
 
     def round_to(self, value: int, dtype: torch.dtype) -> int:
         """`value` rounded to `dtype` and widened again; nothing when `dtype` holds every such value."""
@@ -263,15 +290,40 @@ class ProgramBuilder:
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are computed: float32 for the narrower floats, as in Inductor."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
-def _constant_to_json(constant: float | bool | None) -> str | bool | None:
+def _check_dtypes(instruction: Instruction, inputs: list[torch.dtype]) -> None:
+    """Raises ValueError unless the dtype of `instruction` fits its op and the dtypes of its inputs."""
+    op, dtype = instruction.op, instruction.dtype
+    if op == CONSTANT:
+        kind = {float: FLOAT, int: INTEGER, bool: BOOL}.get(type(instruction.constant))
+        fits = kind == kind_of(dtype) and dtype in (torch.float32, torch.bool, *INTEGER_DTYPES)
+    elif op == TO_DTYPE:
+        fits = BOOL not in (kind_of(dtype), *map(kind_of, inputs))
+    else:
+        values = inputs[1:] if op == "where" else inputs
+        fits = len(set(values)) == 1 and kind_of(values[0]) in OPS[op].takes and dtype == OPS[op].result(*inputs)
+        fits = fits and (op != "where" or inputs[0] == torch.bool)
+    if not fits:
+        names = ", ".join(map(dtype_name, inputs))
+        raise ValueError(f"{op} of ({names}) to {dtype_name(dtype)} with constant {instruction.constant}")
+
+
+def _holds(dtype: torch.dtype, constant: float | int | bool) -> bool:
+    """Whether an integer of `dtype` has the value of `constant`; always true for another `dtype`."""
+    if kind_of(dtype) != INTEGER:
+        return True
+    limits = torch.iinfo(dtype)
+    return limits.min <= constant <= limits.max and float(constant).is_integer()
+
+
+def _constant_to_json(constant: float | int | bool | None) -> str | int | bool | None:
     return constant.hex() if isinstance(constant, float) else constant
 
 
-def _constant_from_json(constant: Any) -> float | bool | None:
-    if constant is None or isinstance(constant, bool):
+def _constant_from_json(constant: Any) -> float | int | bool | None:
+    if constant is None or isinstance(constant, (bool, int)):
         return constant
     if not isinstance(constant, str):
         raise ValueError(f"not a constant: {constant!r}")

@@ -6,6 +6,7 @@
     occupancy       how long a configuration takes, from how it fills the machine
     heuristics      what nvMatmulHeuristics recommends
     candidates      the legal configurations of a problem, and the best N of them
+    expressions     how each op is written in CuTe DSL, and how exact that is
     emit            EpilogueProgram -> the source of QuACK's epilogue function
     dry_run         that source, run on the CPU
     providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API

@@ -1,6 +1,7 @@
 """The emitted source, run on the CPU: what a kernel's epilogue computes, without a GPU.
 
-The generated module is executed against stand-ins for the few names of CuTe DSL that it uses, on float64 tensors.
+The generated module is executed against stand-ins for the few names of CuTe DSL that it uses, on tensors: float64 for
+floats, int32 for integers.
 Compared with `fusion.reference.evaluate` this checks the emitter: operands in their places, every op emitted as it
 is meant, every rounding there.
 """
@@ -12,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..fusion.program import EpilogueProgram, OperandKind
-from .emit import FUNCTION_NAME, emit, store_name
+from ..fusion.program import EpilogueProgram, Operand, OperandKind
+from ..fusion.reference import converted
+from .emit import DSL_TYPES, FUNCTION_NAME, carrier, emit, store_name
 
 
 def dry_run(
@@ -26,21 +28,36 @@ def dry_run(
     names = dict(_STAND_INS)
     body = [line for line in emit(program).splitlines() if not line.startswith(("import ", "from "))]
     exec("\n".join(body), names)  # our own source, made two lines above
-    values = [
-        tensor.double().reshape(-1, 1) if operand.kind is OperandKind.COLUMN else tensor.double()
-        for operand, tensor in zip(program.operands, operands, strict=True)
-    ]
+    values = [_loaded(operand, tensor) for operand, tensor in zip(program.operands, operands, strict=True)]
     results = names[FUNCTION_NAME](accumulator.double(), *values)
     shape = accumulator.shape
     return tuple(torch.as_tensor(results[store_name(i)]).expand(shape) for i in range(len(program.stores)))
 
 
-def _float32(value: object) -> torch.Tensor:
-    return value.double() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+def _loaded(operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
+    """The operand as the function gets it. Every dtype that is loaded is widened, but not the bits of an int32."""
+    if carrier(operand) != operand.dtype:
+        tensor = tensor.to(operand.dtype).view(carrier(operand))
+    bits = carrier(operand) == torch.float32 != operand.dtype
+    loaded = tensor if bits else tensor.double()
+    return loaded.reshape(-1, 1) if operand.kind is OperandKind.COLUMN else loaded
 
 
-def _boolean(value: object) -> torch.Tensor:
-    return value.bool() if isinstance(value, torch.Tensor) else torch.tensor(value)
+class _Float32:
+    """Calling it converts to float64, which stands for Float32."""
+
+    def __call__(self, value: object) -> torch.Tensor:
+        return value.double() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
+
+    @staticmethod
+    def bitcast(value: torch.Tensor, _: object) -> torch.Tensor:
+        """The bits of a float32 as an int32."""
+        return value.view(torch.int32)
+
+
+def _as(dtype: torch.dtype) -> Callable[[object], torch.Tensor]:
+    """A conversion to `dtype`."""
+    return lambda value: converted(torch.as_tensor(value), dtype)
 
 
 def _exact(function: Callable) -> Callable:
@@ -48,22 +65,26 @@ def _exact(function: Callable) -> Callable:
     return lambda *values, **options: function(*values)
 
 
+_SAME_NAME = """
+    acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh erf erfc exp exp2 expm1 floor log log10 log1p log2 mul
+    pow rsqrt sin sinh sqrt tan tanh trunc
+""".split()
 _MATH = {
+    **{name: getattr(torch, name) for name in _SAME_NAME},
     "absf": torch.abs,
     "div": torch.true_divide,
-    "erf": torch.erf,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
+    "fma": lambda x, y, z: x * y + z,
     "rcp": torch.reciprocal,
-    "rsqrt": torch.rsqrt,
-    "sqrt": torch.sqrt,
-    "tanh": torch.tanh,
+    "rem": torch.fmod,
+    "roundeven": torch.round,
 }
 _STAND_INS = {
-    "Float32": _float32,
-    "Float16": lambda value: value.half(),
-    "BFloat16": lambda value: value.bfloat16(),
-    "Boolean": _boolean,
+    **{name: _as(dtype) for dtype, name in DSL_TYPES.items()},
+    "Float32": _Float32(),
     "cutlass": types.SimpleNamespace(select_=torch.where),
-    "cute": types.SimpleNamespace(math=types.SimpleNamespace(**{name: _exact(f) for name, f in _MATH.items()})),
+    "cute": types.SimpleNamespace(
+        math=types.SimpleNamespace(
+            RoundingMode=types.SimpleNamespace(NEAREST_EVEN=None), **{name: _exact(f) for name, f in _MATH.items()}
+        )
+    ),
 }

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..fusion.program import Major, OperandKind
-from .emit import FUNCTION_NAME, emit, operand_name, store_name
+from .emit import FUNCTION_NAME, carrier, emit, operand_name, store_name
 from .kernel import KernelSpec
 from .spaces import SPACES
 
@@ -72,13 +72,13 @@ def _compile_quack(spec: KernelSpec) -> Any:
 
     pins, operands = {}, {}
     for index, operand in enumerate(spec.program.operands):
-        name = operand_name(index)
+        name, dtype = operand_name(index), carrier(operand)
         # Pinned, because the library would infer the kind from the shape, which is ambiguous when M == N.
         pins[name] = {
             OperandKind.TILE: TileLoad,
             OperandKind.ROW: RowVecLoad,
             OperandKind.COLUMN: ColVecLoad,
-            OperandKind.SCALAR: lambda name: Scalar(name, dtype=torch2cute_dtype_map[operand.dtype]),
+            OperandKind.SCALAR: lambda name: Scalar(name, dtype=torch2cute_dtype_map[dtype]),
         }[operand.kind](name)
         shape = {
             OperandKind.TILE: (FAKE_SIZE, FAKE_SIZE),
@@ -86,7 +86,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
             OperandKind.COLUMN: (FAKE_SIZE,),
             OperandKind.SCALAR: (1,),
         }[operand.kind]
-        operands[name] = shape, operand.dtype, operand.major
+        operands[name] = shape, dtype, operand.major
     outputs = [(store_name(i), store) for i, store in enumerate(spec.program.stores)][1:]
     candidate, space = spec.candidate, SPACES[spec.arch]
     function = _epilogue_function(spec) if space.lanes == 1 else _lane_by_lane(_epilogue_function(spec))

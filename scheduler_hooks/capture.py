@@ -10,6 +10,7 @@ program that ends in any of them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +23,39 @@ from torch._inductor.ops_handler import DefaultHandler
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 from torch._inductor.virtualized import V
 
-from ..fusion.ops import OPS
+from ..fusion.ops import BOOL, INTEGER_DTYPES, OPS, kind_of
 from ..fusion.problem import ALIGNMENT_BYTES, GEMM_DTYPES, MatrixLayout
 from ..fusion.program import EpilogueProgram, Operand, OperandKind, ProgramBuilder, Store
 from ..fusion.reasons import Reason, Refusal
 from ..fusion.space import Access, IterationSpace, cut
+from ..lowering.emit import CARRIERS
 
 FLOAT_DTYPES = (torch.float32, *GEMM_DTYPES)
+FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
-INDUCTOR_NAMES = {"truediv": "div"}
+INDUCTOR_NAMES = {
+    "truediv": "div",
+    "mod": "fmod",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+}
 """Ops that Inductor calls by another name than the op table."""
+
+ROUNDED_FIRST = {"floor_to_int": "floor", "ceil_to_int": "ceil", "round_to_int": "round", "trunc_to_int": "trunc"}
+"""Conversions to an integer, and the op that comes before the conversion."""
+
+OTHER_REASONS = {
+    "masked": Reason.INDEX_PATTERN,
+    "indirect_indexing": Reason.INDEX_PATTERN,
+    "index_expr": Reason.INDEX_PATTERN,
+    "value_expr": Reason.INDEX_PATTERN,
+    "check_bounds": Reason.INDEX_PATTERN,
+    "bucketize": Reason.INDEX_PATTERN,
+}
+"""Ops of Inductor that are about where something is read. What else is not in the op table is an unsupported op."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +90,10 @@ class RegionCapture:
 
         Memory would have rounded it. Inductor's fused kernels do not, unless `emulate_precision_casts` is set.
         """
+        dtype = V.graph.get_dtype(target.buffer)
+        value = self.builder.convert(value, _computed(dtype))
         if config.emulate_precision_casts:
-            value = self.builder.round_to(value, V.graph.get_dtype(target.buffer))
+            value = self.builder.round_to(value, dtype)
         self.written[target.buffer] = target.access.over(self.size)
         self.values[target.buffer] = value
 
@@ -83,11 +109,12 @@ class RegionCapture:
             recorder = _Recorder(self, self._indices(node))
             with V.set_ops_handler(recorder):
                 node._body(recorder.indices.values, [])
-            stores = [(BufferAccess(name, access), value) for name, access, value in recorder.stores]
+            for name, _, _ in recorder.stores:
+                _computed(V.graph.get_dtype(name))
         except _Refused as refused:
             return refused.refusal
-        for target, value in stores:
-            self.write(target, value)
+        for name, access, value in recorder.stores:
+            self.write(BufferAccess(name, access), value)
         return None
 
     def program(self, buffers: Sequence[str]) -> CapturedProgram | Refusal:
@@ -184,41 +211,62 @@ class _Recorder(DefaultHandler):
     def store(self, name: str, index: sympy.Expr, value: _Value, mode: str | None = None) -> None:
         if mode is not None:
             raise _Refused(Reason.ATOMIC, name)
-        self.stores.append((name, self.indices.access(index), self._number(value)))
+        (number,) = self._numbers([value])
+        self.stores.append((name, self.indices.access(index), number))
 
     def constant(self, value: float | bool, dtype: torch.dtype) -> _Value:
-        if dtype != torch.bool and not dtype.is_floating_point and abs(value) > 1 << 24:
+        if dtype.is_floating_point:
+            return _Value(self.builder.constant(float(value)))
+        # An int64 itself is refused where one is made; beside another integer its constant has to be held only.
+        held = torch.int32 if dtype == torch.int64 else _computed(dtype)
+        if held != torch.bool and not torch.iinfo(held).min <= value <= torch.iinfo(held).max:
             raise _Refused(Reason.DTYPE, f"the constant {value} of {dtype}")
-        return _Value(self.builder.constant(bool(value) if dtype == torch.bool else float(value)))
+        return _Value(self.builder.constant(value, held))
 
     def to_dtype(
         self, x: _Value, dtype: torch.dtype, src_dtype: torch.dtype | None = None, use_compute_types: bool = True
     ) -> _Value:
-        number = self._number(x)
-        if self.builder.dtype_of(number) == torch.bool:
-            one, zero = self.builder.constant(1.0), self.builder.constant(0.0)
-            number = number if dtype == torch.bool else self.builder.op("where", number, one, zero)
-        elif dtype == torch.bool:
-            number = self.builder.op("ne", number, self.builder.constant(0.0))
-        if dtype not in (torch.bool, *FLOAT_DTYPES):
-            raise _Refused(Reason.DTYPE, f"a conversion to {dtype}")
-        # With compute types, Inductor's kernels go on in float32: a conversion to a narrower float rounds nothing.
-        return _Value(number if use_compute_types else self.builder.round_to(number, dtype))
+        (number,) = self._numbers([x])
+        number = self.builder.convert(number, _computed(dtype))
+        # With compute types, Inductor's kernels go on in float32: a conversion to a 16-bit float rounds nothing.
+        rounds = dtype in FLOAT8_DTYPES or not use_compute_types
+        return _Value(self.builder.round_to(number, dtype) if rounds else number)
 
     def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Value:
-        op = INDUCTOR_NAMES.get(name, name)
-        if op == "identity":
+        if name == "identity":
             return args[0]
+        if name in ROUNDED_FIRST and len(args) == 2:
+            return self.to_dtype(self._default(ROUNDED_FIRST[name], args[:1], {}), args[1])
+        op = INDUCTOR_NAMES.get(name, name)
         if op not in OPS or kwargs or len(args) != OPS[op].arity:
-            raise _Refused(Reason.UNSUPPORTED_OP, name)
-        return _Value(self.builder.op(op, *map(self._number, args)))
+            raise _Refused(OTHER_REASONS.get(name, Reason.UNSUPPORTED_OP), name)
+        conditions, values = (args[:1], args[1:]) if op == "where" else ((), args)
+        numbers = [self.builder.convert(number, torch.bool) for number in self._numbers(conditions)]
+        return _Value(self.builder.op(op, *numbers, *self._alike(op, self._numbers(values))))
 
-    def _number(self, value: Any) -> int:
-        if isinstance(value, _Value):
-            return value.number
-        if isinstance(value, (bool, int, float)):
-            return self.builder.constant(value)
-        raise _Refused(Reason.UNSUPPORTED_OP, f"a value of type {type(value).__name__}")
+    def _alike(self, op: str, numbers: Sequence[int]) -> list[int]:
+        """The values in the one dtype in which Inductor's kernels compute `op`, if there is one that the op takes."""
+        dtype = functools.reduce(torch.promote_types, map(self.builder.dtype_of, numbers))
+        if OPS[op].takes == BOOL:  # logic asks of a number whether it is 0
+            dtype = torch.bool
+        if kind_of(dtype) not in OPS[op].takes:
+            raise _Refused(Reason.DTYPE, f"{op} of {dtype}")
+        return [self.builder.convert(number, dtype) for number in numbers]
+
+    def _numbers(self, values: Sequence[Any]) -> list[int]:
+        """The values' numbers in the builder. A Python number is a constant of the dtype of the values beside it."""
+        known = [self.builder.dtype_of(value.number) for value in values if isinstance(value, _Value)]
+        dtype = functools.reduce(torch.promote_types, known) if known else None
+        numbers = []
+        for value in values:
+            if isinstance(value, _Value):
+                numbers.append(value.number)
+            elif isinstance(value, (bool, int, float)):
+                integer = dtype in INTEGER_DTYPES and isinstance(value, int)
+                numbers.append(self.constant(value, dtype).number if integer else self.builder.constant(value))
+            else:
+                raise _Refused(Reason.UNSUPPORTED_OP, f"a value of type {type(value).__name__}")
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -236,11 +284,20 @@ class _Refused(Exception):
         self.refusal = Refusal(reason, detail)
 
 
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are computed here. Refuses what has none."""
+    if dtype in (*FLOAT_DTYPES, *FLOAT8_DTYPES):
+        return torch.float32
+    if dtype not in (torch.bool, *INTEGER_DTYPES):
+        raise _Refused(Reason.DTYPE, f"a conversion to {dtype}")
+    return dtype
+
+
 def operand_of(buffer: str, access: Access, size: tuple[int, int], dtype: torch.dtype) -> Operand | Refusal:
     """The operand that `buffer` is when read with `access` over an (M, N) product of `size`, or why it is none."""
     if V.graph.get_buffer(buffer).get_device_or_error().type != "cuda":
         return Refusal(Reason.DEVICE, buffer)
-    if dtype not in FLOAT_DTYPES:
+    if dtype not in CARRIERS:
         return Refusal(Reason.DTYPE, f"{buffer} is {dtype}")
     operand = access.operand(size, dtype)
     if isinstance(operand, Operand) and operand.kind is not OperandKind.SCALAR and not starts_aligned(buffer):

@@ -12,37 +12,12 @@ from nvgemm_fusion.fusion.reference import evaluate
 from nvgemm_fusion.lowering.dry_run import dry_run
 from nvgemm_fusion.lowering.emit import EXPRESSIONS, emit, operand_name
 
-SPECIALS = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 1e30, -1e-30])
-
-
 def program_of(name):
-    """The op applied to the accumulator, a tile operand and the accumulator negated."""
+    """The op applied to the accumulator, a tile operand and the accumulator negated, in float32."""
     builder = ProgramBuilder()
     tile = builder.operand("tile", Operand(OperandKind.TILE, torch.float32))
     inputs = [ACCUMULATOR, tile, builder.op("neg", ACCUMULATOR)][: OPS[name].arity]
-    if name == "where":
-        inputs[0] = builder.op("lt", ACCUMULATOR, tile)
-    value = builder.op(name, *inputs)
-    if OPS[name].result(*map(builder.dtype_of, inputs)) == torch.bool:
-        value = builder.op("where", value, builder.constant(1.0), builder.constant(0.0))
-    return builder.build([Store(value, torch.float32)])[0]
-
-
-@pytest.mark.parametrize("name", sorted(OPS))
-def test_every_op_has_a_reference_and_an_emission(name):
-    assert name in EXPRESSIONS
-    accumulator = SPECIALS.double().repeat(len(SPECIALS), 1)
-    tile = accumulator.t().contiguous()
-    program = program_of(name)
-    operands = [tile] if program.operands else []
-    (exact,), (emitted,) = evaluate(program, accumulator, operands), dry_run(program, accumulator, operands)
-    assert exact.shape == accumulator.shape
-    torch.testing.assert_close(emitted, exact, rtol=1e-14, atol=0, equal_nan=True)
-    assert torch.equal(torch.signbit(emitted.nan_to_num()), torch.signbit(exact.nan_to_num())) or name in (
-        "relu",  # torch's relu turns -0 into +0; Inductor's, which we follow, keeps it
-        "maximum",
-        "minimum",
-    )
+    return builder.build([Store(builder.op(name, *inputs), torch.float32)])[0]
 
 
 def test_no_emission_without_a_row():

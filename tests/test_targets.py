@@ -120,13 +120,14 @@ def test_a_real_gpu_is_a_target_only_where_kernels_were_run(monkeypatch, name, c
         ("sm_100a", Candidate(QUACK, 128, 64, 2, 1), torch.float16, Major.COLUMN),
         ("sm_100a", Candidate(QUACK, 64, 16, 2, 2, swap_ab=True), torch.bfloat16, Major.ROW),
         ("sm_120a", Candidate(QUACK, 64, 64), torch.bfloat16, Major.COLUMN),
+        ("sm_120a", Candidate(QUACK, 64, 32), torch.bfloat16, Major.ROW),
         ("sm_120a", Candidate(QUACK, 128, 32, pingpong=True, swap_ab=True), torch.float16, Major.ROW),
     ],
     ids=str,
 )
 def test_every_op_and_operand_compiles(compiler, arch, candidate, dtype, major):
     assert SPACES[arch].is_legal(candidate)
-    spec = KernelSpec(candidate, dtype, Major.ROW, Major.COLUMN, everything(dtype, major), arch, 148)
+    spec = KernelSpec(candidate, dtype, Major.ROW, Major.COLUMN, everything(dtype, major, candidate), arch, 148)
     assert_machine_code(compiler.compile([spec])[0], arch)
 
 

@@ -1,0 +1,244 @@
+"""Random programs and random graphs: whatever they are, what is emitted is what they mean."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis
+import pytest
+import torch
+import torch.nn.functional as F
+from cpu_run import run_on_cpu
+from hypothesis import strategies as st
+from nvgemm_fusion.fusion.ops import BOOL, FLOAT, INTEGER, OPS, kind_of
+from nvgemm_fusion.fusion.program import (
+    ACCUMULATOR,
+    EpilogueProgram,
+    Major,
+    Operand,
+    OperandKind,
+    ProgramBuilder,
+    Store,
+)
+from nvgemm_fusion.fusion.reference import evaluate
+from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
+from nvgemm_fusion.lowering.dry_run import dry_run
+from nvgemm_fusion.lowering.emit import CARRIERS
+from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
+from nvgemm_fusion.lowering.providers import QUACK
+from nvgemm_fusion.lowering.store import KernelStore
+
+SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -2.5, 0.5, 3.0, 1e30, -1e-30]
+M, N = 4, 12
+COMPUTED = [torch.float32, torch.float32, torch.float32, torch.int32, torch.int8, torch.uint8, torch.bool]
+
+
+def settings(examples):
+    return hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],  # what fails is short, and shrinking it would take minutes
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+
+class Writer:
+    """Writes a random program. Values that are alike but for the sign of a NaN or of a zero are made the same where
+    that sign would tell (the reference and the emission may differ in it), and a result that they round differently is
+    rounded away."""
+
+    def __init__(self, draw):
+        self.draw, self.builder = draw, ProgramBuilder()
+        self.values = [ACCUMULATOR]
+        for number in range(draw(st.integers(0, 4))):
+            dtype, kind = draw(st.sampled_from(list(CARRIERS))), draw(st.sampled_from(list(OperandKind)))
+            major = draw(st.sampled_from(list(Major))) if kind is OperandKind.TILE else Major.ROW
+            self.values.append(self.builder.operand(number, Operand(kind, dtype, major)))
+
+    def program(self, steps):
+        for _ in range(steps):
+            self.values.append(self.step())
+        stored = [self.builder.convert(value, torch.float32) for value in self.values[-1:]]
+        return self.builder.build([Store(stored[0], self.draw(st.sampled_from([torch.float32, torch.bfloat16])))])
+
+    def step(self):
+        choice = self.draw(st.sampled_from(["op"] * 6 + ["constant", "round"]))
+        if choice == "constant":
+            number = self.draw(st.sampled_from([0.0, -0.0, 1.0, 0.1, -3.5, math.inf, math.nan, 1e-40]))
+            return self.builder.constant(number)
+        if choice == "round":
+            narrow = self.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]))
+            return self.builder.round_to(self.value(torch.float32), narrow)
+        dtype = self.draw(st.sampled_from(COMPUTED))
+        name = self.draw(st.sampled_from(sorted(name for name, op in OPS.items() if kind_of(dtype) in op.takes)))
+        inputs = [self.value(dtype) for _ in range(OPS[name].arity)]
+        if name == "where":
+            inputs[0] = self.value(torch.bool)
+        if name in ("copysign", "signbit") and kind_of(dtype) == FLOAT:
+            inputs[-1] = self.without_nan(inputs[-1])
+        result = self.builder.op(name, *inputs)
+        if name in ("maximum", "minimum", "relu") and kind_of(dtype) == FLOAT:
+            return self.builder.op("add", result, self.builder.constant(0.0))
+        return self.builder.round_to(result, torch.bfloat16) if name == "sigmoid" else result
+
+    def value(self, dtype):
+        value = self.draw(st.sampled_from(self.values[-6:]))
+        if kind_of(dtype) == INTEGER and self.builder.dtype_of(value) == torch.float32:
+            value = self.without_nan(value)
+        return self.builder.convert(value, dtype)
+
+    def without_nan(self, value):
+        return self.builder.op("where", self.builder.op("isnan", value), self.builder.constant(1.0), value)
+
+
+@st.composite
+def programs(draw, steps=st.integers(1, 12)):
+    return Writer(draw).program(draw(steps))[0]
+
+
+def tensors_of(program, seed):
+    """Random values for the accumulator and the operands, a third of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,), OperandKind.SCALAR: (1,)}
+
+    def floats(shape):
+        values = 3 * torch.randn(shape, dtype=torch.float64, generator=generator)
+        special = torch.tensor(SPECIALS, dtype=torch.float64)[torch.randint(len(SPECIALS), shape, generator=generator)]
+        return torch.where(torch.rand(shape, generator=generator) < 0.3, special, values)
+
+    def tensor(operand):
+        shape = shapes[operand.kind]
+        if operand.dtype.is_floating_point:
+            return floats(shape).to(operand.dtype)
+        small = torch.randint(-9, 10, shape, generator=generator)
+        large = torch.randint(-(2**31), 2**31, shape, generator=generator)
+        return torch.where(torch.rand(shape, generator=generator) < 0.3, large, small).to(operand.dtype)
+
+    return floats((M, N)), [tensor(operand) for operand in program.operands]
+
+
+def assert_emitted_right(program, seed):
+    accumulator, operands = tensors_of(program, seed)
+    (exact,), (emitted,) = evaluate(program, accumulator, operands), dry_run(program, accumulator, operands)
+    torch.testing.assert_close(emitted, exact, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@settings(400)
+@hypothesis.given(program=programs(), seed=st.integers(0, 1000))
+def test_random_programs_are_emitted_right(program, seed):
+    assert EpilogueProgram.from_json(program.to_json()).digest == program.digest
+    assert_emitted_right(program, seed)
+
+
+@settings(8)
+@hypothesis.given(program=programs(steps=st.just(200)), seed=st.integers(0, 1000))
+def test_random_programs_of_200_operations_are_emitted_right(program, seed):
+    assert_emitted_right(program, seed)
+
+
+def test_random_programs_compile():
+    """Whatever is put together, the compilers take it."""
+    found = []
+
+    @settings(12)
+    @hypothesis.given(program=programs(steps=st.integers(6, 20)))
+    def collect(program):
+        found.append(program)
+
+    collect()
+    candidate = Candidate(QUACK, 64, 16, pingpong=True, swap_ab=True)
+    specs = [KernelSpec(candidate, torch.bfloat16, Major.ROW, Major.COLUMN, p, "sm_90a", 132) for p in found]
+    compiler = KernelCompiler(KernelStore(), workers=2)
+    try:
+        for spec, compiled in zip(specs, compiler.compile(specs)):
+            assert isinstance(compiled, CompiledKernel), f"{compiled}\n{spec.program.readable()}"
+    finally:
+        compiler.close()
+
+
+FLOATS = ["v", "v", "tile", "row", "column", "scalar", "transposed", "mask.to(v.dtype)", "small.to(v.dtype)"]
+UNARY = """
+    torch.relu({0}) F.gelu({0}) F.gelu({0},approximate="tanh") F.silu({0}) F.mish({0}) F.elu({0}) F.softplus({0})
+    F.hardswish({0}) F.logsigmoid({0}) torch.tanh({0}) torch.sigmoid({0}) torch.erf({0}) {0}.abs() (-{0}) {0}.sin()
+    {0}.cos() {0}.clamp(-0.5,1.5) {0}.clamp(-4,4).exp() {0}.clamp(-4,4).expm1() ({0}.abs()+0.5).log() {0}.abs().log1p()
+    ({0}.abs()+0.25).sqrt() ({0}.abs()+0.5).rsqrt() {0}.square() ({0}*0.75-0.25) {0}.sign() ({0}.abs()+1).reciprocal()
+    {0}.clamp(-2,2).exp2() {0}.erfc() torch.atan({0}) ({0}.clamp(-3,3)**3) (({0}.abs()+0.5)**0.75)
+    {0}.nan_to_num(0.0,1.0,2.0)
+""".split()
+BINARY = """
+    ({0}+{1}) ({0}-{1}) ({0}*{1}) ({0}/({1}.abs()+1)) torch.maximum({0},{1}) torch.minimum({0},{1})
+    torch.where({0}>{1},{0},{1}*0.5) torch.where(({0}<=0.25)&mask,{0},{1}) torch.where(mask|({1}!=0.5),{1},{0})
+    torch.copysign({0}.abs()+1,{1}+0.125) torch.addcmul({0},{1},{1},value=0.5)
+    ({0}.masked_fill(~mask,0.5)+{1}) torch.atan2({0}.abs()+1,{1}) torch.logaddexp({0},{1}) torch.add({0},{1},alpha=2)
+    torch.where(small>{1},{0},small) ({0}*(small&6)+({1}*0.5)) torch.where(small//4>1,{0},{1})
+""".split()
+trees = st.recursive(
+    st.sampled_from(FLOATS),
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(UNARY), inner).map(lambda parts: parts[0].format(parts[1])),
+        st.tuples(st.sampled_from(BINARY), inner, inner).map(lambda parts: parts[0].format(*parts[1:])),
+    ),
+    max_leaves=8,
+)
+SIZES = [128, 48, 64]
+"""N of each product of a graph, by which its kernel is found."""
+
+
+def written(trees):
+    """The function of x, the weights and the operands of each product that computes `trees`, one a product."""
+    names = "tile", "row", "column", "scalar", "transposed", "mask", "small"
+    lines = ["def function(x, *rest):"]
+    for number, tree in enumerate(trees):
+        width = 1 + len(names)
+        lines.append(f"    w, {', '.join(names)} = rest[{number * width}:{(number + 1) * width}]")
+        lines.append("    v, transposed = F.linear(x, w), transposed.t()")
+        lines.append(f"    result_{number} = {tree} + v * 0.25")
+    lines.append(f"    return {', '.join(f'result_{number}' for number in range(len(trees)))},")
+    namespace = {"torch": torch, "F": F}
+    exec("\n".join(lines), namespace)
+    return namespace["function"]
+
+
+@pytest.fixture
+def forced(h200, inductor_config, instant_kernels):
+    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_max_profiling_configs=1):
+        yield
+
+
+@pytest.mark.usefixtures("forced")
+@settings(100)
+@hypothesis.given(
+    trees=st.lists(trees, min_size=3, max_size=3),
+    m=st.sampled_from([24, 64, 16]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    wide=st.sampled_from([torch.float32, None, torch.float8_e4m3fn]),
+    seed=st.integers(0, 1000),
+)
+def test_random_graphs_are_captured_right(kernel_calls, trees, m, dtype, wide, seed):
+    """Three random expressions over the product of a GEMM each, with operands of several dtypes and layouts."""
+    torch.manual_seed(seed)
+    column_dtype = torch.float32 if wide == torch.float32 else dtype
+    inputs = [torch.randn(m, 32).to(dtype)]
+    for n, _ in zip(SIZES, trees):
+        inputs += [
+            (torch.randn(n, 32) / 6).to(dtype),
+            torch.randn(m, n).to(dtype),
+            torch.randn(n).to(dtype),
+            torch.randn(m, 1).to(column_dtype),
+            torch.randn(1).to(dtype),
+            torch.randn(n, m).to(dtype),
+            torch.rand(m, n) < 0.5,
+            torch.randint(-9, 10, (n,)).to([torch.int8, torch.int32][seed % 2]),
+        ]
+    function = written(trees)
+    kernel_calls.clear()
+    torch._dynamo.reset()
+    torch.compile(function, dynamic=False)(*inputs)
+    exact = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+    calls = {call.gemm.size[1]: call for call in kernel_calls}
+    assert sorted(calls) == sorted(SIZES)
+    for n, expected in zip(SIZES, exact):
+        for result in run_on_cpu(calls[n], kernel_calls.buffers):
+            torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8, equal_nan=True)
