@@ -178,6 +178,8 @@ def test_roundings_are_kept_when_asked_for(forced, kernel_calls, inductor_config
     (call,) = kernel_calls
     roundings = [i for i in call.spec.program.instructions if i.op == "to_dtype"]
     assert len(roundings) >= 3 if emulate else not roundings
+    first = call.spec.program.instructions[0]  # the product, which a kernel of its own would have rounded
+    assert emulate == (first.op == "to_dtype" and first.inputs == (0,))
 
 
 def test_one_row_and_one_column(forced, kernel_calls):

@@ -1,0 +1,196 @@
+"""Faults put back by hand, each of which the suite has to find: `make mutants`.
+
+    python tests/mutants.py [NAME ...]     checks all, or those named
+    python tests/mutants.py --page         prints the table of docs/testing.md after the check
+
+A mutant is one line of the program changed. The program is copied to a folder that comes first on the path, the line is
+changed there, and the tests that should notice run until the first failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("fusion", "lowering", "scheduler_hooks", "bench")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault: in `file`, `old` (there once) becomes `new`. tests: the files of the suite that should notice."""
+
+    fault: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "row and column swapped",
+        "fusion/space.py",
+        "kind = OperandKind.COLUMN if self.stride_m else OperandKind.ROW",
+        "kind = OperandKind.ROW if self.stride_m else OperandKind.COLUMN",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "a rounding that the graph states is dropped",
+        "scheduler_hooks/capture.py",
+        "        if config.emulate_precision_casts:",
+        "        if False:",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "a slice of an operand is read from the start of its buffer",
+        "scheduler_hooks/kernel_call.py",
+        "views.append(View(where.buffer, size, strides, access.offset))",
+        "views.append(View(where.buffer, size, strides, 0))",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "two reads of one buffer are one operand, wherever they read",
+        "scheduler_hooks/capture.py",
+        "self.builder.operand(BufferAccess(name, access), operand)",
+        "self.builder.operand(BufferAccess(name, Access(access.stride_m, access.stride_n, 0)), operand)",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "a value is taken although another element of it is read",
+        "scheduler_hooks/capture.py",
+        "            if access != self.capture.written[name]:",
+        "            if False:",
+        "tests/test_pass.py tests/test_capture.py",
+    ),
+    Mutant(
+        "alpha scales the bias, too",
+        "scheduler_hooks/gemm.py",
+        "            if self.beta != 1:",
+        "            if self.alpha != 1:\n"
+        "                bias = builder.op('mul', bias, builder.constant(self.alpha))\n"
+        "            if self.beta != 1:",
+        "tests/test_capture.py",
+    ),
+    Mutant(
+        "a column-major tile is read as a row-major one",
+        "fusion/space.py",
+        "return Operand(OperandKind.TILE, dtype, layout.major)",
+        "return Operand(OperandKind.TILE, dtype)",
+        "tests/test_capture.py tests/test_space.py",
+    ),
+    Mutant(
+        "0.0 and -0.0 are one constant",
+        "fusion/program.py",
+        "key = replace(instruction, constant=None), _constant_to_json(instruction.constant)",
+        "key = replace(instruction, constant=None), instruction.constant",
+        "tests/test_program.py",
+    ),
+    Mutant(
+        "a region goes on although a path leaves it and comes back",
+        "fusion/regions.py",
+        "        if refusal is None and not needed <= {gemm, *grown}:",
+        "        if False:",
+        "tests/test_regions.py",
+    ),
+    Mutant(
+        "what a reader computes anyway is written for it",
+        "fusion/regions.py",
+        "            if node == gemm or not is_written:",
+        "            if False:",
+        "tests/test_regions.py",
+    ),
+    Mutant(
+        "of several values that leave a region the last is stored",
+        "fusion/regions.py",
+        "            stored.append(node)",
+        "            stored[:] = [node]",
+        "tests/test_stores.py",
+    ),
+    Mutant(
+        "a stored value has no memory of its own",
+        "scheduler_hooks/codegen.py",
+        "stored = {output.buffer for output in call.captured.outputs}",
+        "stored = {output.buffer for output in call.captured.outputs[:1]}",
+        "tests/test_stores.py",
+    ),
+    Mutant(
+        "the maximum drops a NaN",
+        "lowering/expressions.py",
+        '"cutlass.select_(({0} > {1}) | ({0} != {0}), {0}, {1})"',
+        '"cutlass.select_({0} > {1}, {0}, {1})"',
+        "tests/test_operations.py",
+    ),
+    Mutant(
+        "a difference is emitted the wrong way round",
+        "lowering/expressions.py",
+        'Row("sub", "{0} - {1}"',
+        'Row("sub", "{1} - {0}"',
+        "tests/test_operations.py",
+    ),
+    Mutant(
+        "operands are emitted in another order",
+        "lowering/emit.py",
+        "names = [ACCUMULATOR_NAME, *(operand_name(index) for index in range(len(program.operands)))]",
+        "names = [ACCUMULATOR_NAME, *(operand_name(index) for index in reversed(range(len(program.operands))))]",
+        "tests/test_reference.py tests/test_capture.py",
+    ),
+    Mutant(
+        "a wrong result passes for a right one",
+        "lowering/verification.py",
+        "        if wrong.sum().item() > STRAY * wrong.numel():",
+        "        if wrong.all().item():",
+        "tests/test_verification.py",
+    ),
+    Mutant(
+        "a kernel that was found wrong is used again",
+        "lowering/store.py",
+        '            if "banned" in content:',
+        "            if False:",
+        "tests/test_verification.py",
+    ),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Checks mutants; 0 when each was found."""
+    names = [argument for argument in arguments if argument != "--page"]
+    survivors, rows = 0, []
+    for mutant in MUTANTS:
+        if names and mutant.fault not in names:
+            continue
+        found_by = check(mutant)
+        survivors += found_by is None
+        rows.append(f"| {mutant.fault} | `{mutant.file}` | {f'`{found_by}`' if found_by else '**nobody**'} |")
+        print(f"{mutant.fault}: {found_by or 'NOT FOUND'}", flush=True)
+    if "--page" in arguments:
+        print("| fault | in | found by |\n| --- | --- | --- |", *rows, sep="\n")
+    return int(survivors > 0)
+
+
+def check(mutant: Mutant) -> str | None:
+    """The first test that fails with the fault in place, None where all pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "nvgemm_fusion"
+        for name in FOLDERS:
+            shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+        path = package / mutant.file
+        source = path.read_text(encoding="utf-8")
+        if source.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.fault}: {mutant.file} has {source.count(mutant.old)} lines like {mutant.old!r}")
+        path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", result.stdout, re.MULTILINE)
+    return failed[1] if result.returncode == 1 and failed else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
