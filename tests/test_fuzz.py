@@ -125,7 +125,7 @@ def assert_emitted_right(program, seed):
     torch.testing.assert_close(emitted, exact, rtol=1e-12, atol=0, equal_nan=True)
 
 
-@settings(400)
+@settings(450)
 @hypothesis.given(program=programs(), seed=st.integers(0, 1000))
 def test_random_programs_are_emitted_right(program, seed):
     assert EpilogueProgram.from_json(program.to_json()).digest == program.digest
@@ -208,7 +208,7 @@ def forced(h200, inductor_config, instant_kernels):
 
 
 @pytest.mark.usefixtures("forced")
-@settings(100)
+@settings(60)
 @hypothesis.given(
     trees=st.lists(trees, min_size=3, max_size=3),
     m=st.sampled_from([24, 64, 16]),

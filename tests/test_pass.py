@@ -137,7 +137,7 @@ def test_a_residual_in_front_of_a_norm_stays_with_the_norm(decisions):
         (lambda x, w, r: F.relu(F.linear(x, w)[:, ::2]) + 1, "index pattern"),
         (lambda x, w, r: F.relu(F.linear(x, w)[8:]) + 1, "index pattern"),
         (lambda x, w, r: torch.special.bessel_j0(F.linear(x, w).float()), "unsupported op"),
-        (lambda x, w, r: F.linear(x, w).to(torch.int32) + 1, "dtype"),
+        (lambda x, w, r: F.linear(x, w).to(torch.int64) + 1, "dtype"),
         (lambda x, w, r: F.linear(x, w).double() * 2, "dtype"),
         (lambda x, w, r: F.softmax(F.linear(x, w), -1), "not pointwise"),
         (lambda x, w, r: (lambda y: (F.relu(y), y.sum()))(F.linear(x, w)), "reader fuses"),
