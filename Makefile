@@ -1,6 +1,7 @@
 # make demo          compile two models with the flag on, and show what is fused
 # make test          all tests; those marked `gpu` need a Hopper GPU
 # make test-matrix   the same on every torch in MATRIX
+# make mutants       faults put back by hand, each to be found by the tests
 #
 # An active virtual environment is used as it is. Where there is none, one is made here for each version of torch.
 # PYTHON= and TORCH= choose others. The first run installs; a later one does not.
@@ -18,7 +19,7 @@ WANTED := $(if $(and $(VIRTUAL_ENV),$(filter file,$(origin TORCH))),any,$(TORCH)
 # In an environment of our own, a constraint of the machine must not overrule the version.
 PIP := $(if $(VIRTUAL_ENV),,PIP_CONSTRAINT=/dev/null) $(RUN) -m pip install -qq
 
-.PHONY: demo test test-matrix clean
+.PHONY: demo test test-matrix mutants clean
 
 demo: $(INSTALLED)
 	$(RUN) -m nvgemm_fusion.bench.demo
@@ -28,6 +29,9 @@ test: $(INSTALLED)
 
 test-matrix:
 	set -e; for version in $(MATRIX); do $(MAKE) --no-print-directory test VIRTUAL_ENV= TORCH=$$version; done
+
+mutants: $(INSTALLED)
+	$(RUN) tests/mutants.py
 
 clean:
 	rm -rf .venv-torch* build *.egg-info

@@ -88,74 +88,29 @@ def _tokens(batch: int, count: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(0, vocabulary, (batch, count))
 
 
+_EIGHT_BILLION = {
+    "hidden_size": 4096,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+_GEMMA = {"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8, "num_key_value_heads": 4}
+_PHI = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 32}
+
 ARCHITECTURES = (
+    Architecture("Llama 3 8B", _decoder("Llama", **_EIGHT_BILLION, intermediate_size=14336, vocab_size=128256)),
     Architecture(
-        "Llama 3 8B",
-        _decoder(
-            "Llama",
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            vocab_size=128256,
-        ),
-    ),
-    Architecture(
-        "Qwen 3 8B",
-        _decoder(
-            "Qwen3",
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            vocab_size=151936,
-        ),
+        "Qwen 3 8B", _decoder("Qwen3", **_EIGHT_BILLION, intermediate_size=12288, head_dim=128, vocab_size=151936)
     ),
     Architecture(
         "Mistral 7B",
-        _decoder(
-            "Mistral",
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            vocab_size=32768,
-            sliding_window=None,
-        ),
+        _decoder("Mistral", **_EIGHT_BILLION, intermediate_size=14336, vocab_size=32768, sliding_window=None),
     ),
-    Architecture(
-        "Gemma 3 4B",
-        _decoder(
-            "Gemma3",
-            hidden_size=2560,
-            intermediate_size=10240,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            head_dim=256,
-            vocab_size=262208,
-        ),
-    ),
+    Architecture("Gemma 3 4B", _decoder("Gemma3", **_GEMMA, num_hidden_layers=LAYERS, head_dim=256, vocab_size=262208)),
     Architecture("GPT-2", _decoder("GPT2", batch=4, n_layer=LAYERS, vocab_size=50304)),
     Architecture("BERT", _bert),
     Architecture("T5 1.1 large", _t5),
     Architecture("ViT", _vit),
     Architecture("Whisper large", _whisper),
-    Architecture(
-        "Phi-3 mini",
-        _decoder(
-            "Phi3",
-            hidden_size=3072,
-            intermediate_size=8192,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=32,
-            num_key_value_heads=32,
-            vocab_size=32064,
-            pad_token_id=0,
-        ),
-    ),
+    Architecture("Phi-3 mini", _decoder("Phi3", **_PHI, num_hidden_layers=LAYERS, vocab_size=32064, pad_token_id=0)),
 )

@@ -35,14 +35,10 @@ def mismatch(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> str |
     a, b, *rest = tensors
     operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
     rows, columns = _drawn(a.shape[0], ROWS, a.device), _drawn(b.shape[1], COLUMNS, a.device)
-    pick = {
-        OperandKind.TILE: lambda tensor: tensor[rows][:, columns],
-        OperandKind.ROW: lambda tensor: tensor[columns],
-        OperandKind.COLUMN: lambda tensor: tensor[rows],
-        OperandKind.SCALAR: lambda tensor: tensor,
-    }
     accumulator = (a[rows].double() @ b[:, columns].double()).float()
-    picked = [pick[operand.kind](tensor) for operand, tensor in zip(program.operands, operands, strict=True)]
+    picked = [
+        _picked(tensor, operand.kind, rows, columns) for operand, tensor in zip(program.operands, operands, strict=True)
+    ]
     expected = evaluate(program, accumulator, picked, torch.float32, round_stores=True)
     steps = STEPS_ON_THE_WAY if any(i.op == TO_DTYPE for i in program.instructions) else STEPS
     for number, (output, exact) in enumerate(zip(outputs, expected, strict=True)):
@@ -100,6 +96,19 @@ def _drawn(size: int, count: int, device: torch.device) -> torch.Tensor:
     """Up to `count` of `size` indices, with the first and the last."""
     between = _random.sample(range(1, size - 1), min(count, size) - 2) if size > 2 else []
     return torch.tensor(sorted({0, *between, size - 1}), device=device)
+
+
+def _picked(tensor: torch.Tensor, kind: OperandKind, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """An operand where `rows` and `columns` cross."""
+    # By their bytes, since not every torch indexes every narrow dtype on a GPU.
+    raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+    chosen = {
+        OperandKind.TILE: lambda: raw[rows][:, columns],
+        OperandKind.ROW: lambda: raw[columns],
+        OperandKind.COLUMN: lambda: raw[rows],
+        OperandKind.SCALAR: lambda: raw,
+    }[kind]()
+    return chosen.view(tensor.dtype)
 
 
 def _differs(output: torch.Tensor, exact: torch.Tensor, steps: int) -> torch.Tensor:

@@ -123,6 +123,8 @@ class Workload:
                 tensor = rand_strided(
                     _hints(node.get_size()), _hints(node.get_stride()), dtype=node.get_dtype(), device=node.get_device()
                 )
+                if not tensor.is_floating_point():
+                    tensor.random_(0, 2)  # which are zeros so far
             if name == self.contest.gemm.b.buffer:
                 tensor.mul_(self.contest.gemm.problem.k ** -0.5)
             self._buffers[name] = tensor

@@ -177,3 +177,32 @@ def test_the_demo_on_the_virtual_device(monkeypatch, capsys):
     assert ended.value.code == 0, printed
     assert "modelled" in printed and "256 x 2048 x 1024" in printed and "NVGEMM fused" in printed
     assert printed.count("right: ") >= 3 and "WRONG" not in printed
+
+
+def test_the_gate_from_the_shell(tmp_path):
+    suite, baseline = tmp_path / "suite.py", tmp_path / "baseline.json"
+    lines = [
+        "import torch",
+        "def graphs():",
+        "    x, w = torch.randn(64, 32).bfloat16(), torch.randn(128, 32).bfloat16()",
+        "    yield 'scaled', lambda x, w: torch.relu(x @ w.t()) * 2, (x, w)",
+    ]
+    suite.write_text("\n".join(lines))
+    missing = run("regress", "check", baseline, "--suite", suite)
+    assert missing.returncode == 2 and "regress record" in missing.stderr and "Traceback" not in missing.stderr
+    recorded = run("regress", "record", "-o", baseline, "--suite", suite, "--json")
+    assert recorded.returncode == 0, recorded.stderr
+    assert json.loads(recorded.stdout)["gemms"] == 1 and baseline.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+    checked = run("regress", "check", baseline, "--suite", suite, "--junit", tmp_path / "out.xml")
+    assert checked.returncode == 0 and "0 failures" in checked.stdout and (tmp_path / "out.xml").exists()
+    suite.write_text(suite.read_text().replace("torch.relu(x @ w.t()) * 2", "torch.softmax(x @ w.t(), -1)"))
+    changed = run("regress", "check", baseline, "--suite", suite)
+    assert changed.returncode == 1 and "FAILED: scaled" in changed.stdout
+    explained = run(*changed.stdout.splitlines()[-1].partition("nvgemm-fusion ")[2].split())
+    assert explained.returncode == 0 and "not pointwise" in explained.stdout
+
+
+def current_umask():
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

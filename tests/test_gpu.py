@@ -119,8 +119,8 @@ def test_several_stores(name, size, inductor_config, decisions):
         "transposed": lambda x, w, t, r: (lambda a: (a.t(), torch.exp(a.t()).t()))(torch.tanh(F.linear(x, w))),
     }[name]
     fused_by_force(function, inputs, inductor_config, decisions)
-    chosen = [record["alternatives"][record["chosen"]] for record in decisions()]
-    programs = [record["programs"][a["epilogue"]]["readable"] for record, a in zip(decisions(), chosen) if a["epilogue"]]
+    epilogues = [(record, record["alternatives"][record["chosen"]]["epilogue"]) for record in decisions()]
+    programs = [record["programs"][digest]["readable"] for record, digest in epilogues if digest]
     assert any(program.count("store ") > 1 for program in programs)
 
 

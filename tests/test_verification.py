@@ -52,6 +52,21 @@ def test_a_right_result_is_right(dtype, size):
     assert mismatch(program_of(dtype), tensors) is None
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bool, torch.int8, torch.int32], ids=str
+)
+def test_operands_of_any_dtype_are_looked_at(dtype):
+    builder = ProgramBuilder()
+    tile = builder.operand("tile", Operand(OperandKind.TILE, dtype))
+    value = builder.op("mul", ACCUMULATOR, builder.convert(tile, torch.float32))
+    program, _ = builder.build([Store(value, torch.bfloat16)])
+    tensors = [*tensors_of()[:2], torch.randint(0, 2, (M, N)).to(dtype), torch.empty(M, N, dtype=torch.bfloat16)]
+    compute(program, tensors)
+    assert mismatch(program, tensors) is None
+    tensors[2] = tensors[2].flip(0)
+    assert mismatch(program, tensors) is not None
+
+
 @hypothesis.given(st.integers(0, 2**32))
 @hypothesis.settings(max_examples=50, deadline=None, derandomize=True)
 def test_rounding_is_not_a_fault(seed):
