@@ -24,6 +24,8 @@
     plan_command  what a script's GEMMs would be fused to: `nvgemm-fusion plan`
     architectures  models of real widths
     coverage    how many of their GEMMs can be fused: `python -m nvgemm_fusion.bench.coverage`
+    random_graphs  random expressions over a product
+    fuzz        many of them on a GPU: `python -m nvgemm_fusion.bench.fuzz`
     pytest_plugin  decisions in the tests of a project that uses us
     terminal    how the commands print, and how they end
     log_command  reading a decision log: `nvgemm-fusion log`

@@ -242,8 +242,10 @@ class ProgramBuilder:
         return self._instruction(Instruction(TO_DTYPE, (value,), dtype))
 
     def round_to(self, value: int, dtype: torch.dtype) -> int:
-        """`value` rounded to `dtype` and widened again; nothing when `dtype` holds every such value."""
-        if compute_dtype(dtype) == dtype:
+        """`value` rounded to `dtype` and widened again; nothing when `dtype` holds every such value, or this one."""
+        defined = self._values[value]
+        is_rounded = isinstance(defined, Operand) or (isinstance(defined, Instruction) and defined.op == TO_DTYPE)
+        if compute_dtype(dtype) == dtype or (is_rounded and defined.dtype == dtype):
             return value
         return self._instruction(Instruction(TO_DTYPE, (value,), dtype))
 

@@ -15,7 +15,7 @@ import torch
 
 from ..fusion.program import EpilogueProgram, Operand, OperandKind
 from ..fusion.reference import converted
-from .emit import DSL_TYPES, FUNCTION_NAME, carrier, emit, store_name
+from .emit import DSL_TYPES, FUNCTION_NAME, carrier, emit, operand_name, store_name
 
 
 def dry_run(
@@ -28,8 +28,11 @@ def dry_run(
     names = dict(_STAND_INS)
     body = [line for line in emit(program).splitlines() if not line.startswith(("import ", "from "))]
     exec("\n".join(body), names)  # our own source, made two lines above
-    values = [_loaded(operand, tensor) for operand, tensor in zip(program.operands, operands, strict=True)]
-    results = names[FUNCTION_NAME](accumulator.double(), *values)
+    values = {  # by name, as QuACK hands them over
+        operand_name(number): _loaded(operand, tensor)
+        for number, (operand, tensor) in enumerate(zip(program.operands, operands, strict=True))
+    }
+    results = names[FUNCTION_NAME](accumulator.double(), **values)
     shape = accumulator.shape
     return tuple(torch.as_tensor(results[store_name(i)]).expand(shape) for i in range(len(program.stores)))
 

@@ -43,9 +43,9 @@ MUTANTS = (
     ),
     Mutant(
         "a rounding that the graph states is dropped",
-        "scheduler_hooks/capture.py",
-        "        if config.emulate_precision_casts:",
-        "        if False:",
+        "fusion/program.py",
+        "        if compute_dtype(dtype) == dtype or (is_rounded and defined.dtype == dtype):",
+        "        if True:",
         "tests/test_capture.py",
     ),
     Mutant(

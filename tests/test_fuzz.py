@@ -7,10 +7,10 @@ import math
 import hypothesis
 import pytest
 import torch
-import torch.nn.functional as F
 from cpu_run import run_on_cpu
 from hypothesis import strategies as st
-from nvgemm_fusion.fusion.ops import BOOL, FLOAT, INTEGER, OPS, kind_of
+from nvgemm_fusion.bench.random_graphs import BINARY, LEAVES, UNARY, operands, written
+from nvgemm_fusion.fusion.ops import FLOAT, INTEGER, OPS, kind_of
 from nvgemm_fusion.fusion.program import (
     ACCUMULATOR,
     EpilogueProgram,
@@ -158,24 +158,8 @@ def test_random_programs_compile():
         compiler.close()
 
 
-FLOATS = ["v", "v", "tile", "row", "column", "scalar", "transposed", "mask.to(v.dtype)", "small.to(v.dtype)"]
-UNARY = """
-    torch.relu({0}) F.gelu({0}) F.gelu({0},approximate="tanh") F.silu({0}) F.mish({0}) F.elu({0}) F.softplus({0})
-    F.hardswish({0}) F.logsigmoid({0}) torch.tanh({0}) torch.sigmoid({0}) torch.erf({0}) {0}.abs() (-{0}) {0}.sin()
-    {0}.cos() {0}.clamp(-0.5,1.5) {0}.clamp(-4,4).exp() {0}.clamp(-4,4).expm1() ({0}.abs()+0.5).log() {0}.abs().log1p()
-    ({0}.abs()+0.25).sqrt() ({0}.abs()+0.5).rsqrt() {0}.square() ({0}*0.75-0.25) {0}.sign() ({0}.abs()+1).reciprocal()
-    {0}.clamp(-2,2).exp2() {0}.erfc() torch.atan({0}) ({0}.clamp(-3,3)**3) (({0}.abs()+0.5)**0.75)
-    {0}.nan_to_num(0.0,1.0,2.0)
-""".split()
-BINARY = """
-    ({0}+{1}) ({0}-{1}) ({0}*{1}) ({0}/({1}.abs()+1)) torch.maximum({0},{1}) torch.minimum({0},{1})
-    torch.where({0}>{1},{0},{1}*0.5) torch.where(({0}<=0.25)&mask,{0},{1}) torch.where(mask|({1}!=0.5),{1},{0})
-    torch.copysign({0}.abs()+1,{1}+0.125) torch.addcmul({0},{1},{1},value=0.5)
-    ({0}.masked_fill(~mask,0.5)+{1}) torch.atan2({0}.abs()+1,{1}) torch.logaddexp({0},{1}) torch.add({0},{1},alpha=2)
-    torch.where(small>{1},{0},small) ({0}*(small&6)+({1}*0.5)) torch.where(small//4>1,{0},{1})
-""".split()
 trees = st.recursive(
-    st.sampled_from(FLOATS),
+    st.sampled_from(LEAVES),
     lambda inner: st.one_of(
         st.tuples(st.sampled_from(UNARY), inner).map(lambda parts: parts[0].format(parts[1])),
         st.tuples(st.sampled_from(BINARY), inner, inner).map(lambda parts: parts[0].format(*parts[1:])),
@@ -184,21 +168,6 @@ trees = st.recursive(
 )
 SIZES = [128, 48, 64]
 """N of each product of a graph, by which its kernel is found."""
-
-
-def written(trees):
-    """The function of x, the weights and the operands of each product that computes `trees`, one a product."""
-    names = "tile", "row", "column", "scalar", "transposed", "mask", "small"
-    lines = ["def function(x, *rest):"]
-    for number, tree in enumerate(trees):
-        width = 1 + len(names)
-        lines.append(f"    w, {', '.join(names)} = rest[{number * width}:{(number + 1) * width}]")
-        lines.append("    v, transposed = F.linear(x, w), transposed.t()")
-        lines.append(f"    result_{number} = {tree} + v * 0.25")
-    lines.append(f"    return {', '.join(f'result_{number}' for number in range(len(trees)))},")
-    namespace = {"torch": torch, "F": F}
-    exec("\n".join(lines), namespace)
-    return namespace["function"]
 
 
 @pytest.fixture
@@ -221,17 +190,8 @@ def test_random_graphs_are_captured_right(kernel_calls, trees, m, dtype, wide, s
     torch.manual_seed(seed)
     column_dtype = torch.float32 if wide == torch.float32 else dtype
     inputs = [torch.randn(m, 32).to(dtype)]
-    for n, _ in zip(SIZES, trees):
-        inputs += [
-            (torch.randn(n, 32) / 6).to(dtype),
-            torch.randn(m, n).to(dtype),
-            torch.randn(n).to(dtype),
-            torch.randn(m, 1).to(column_dtype),
-            torch.randn(1).to(dtype),
-            torch.randn(n, m).to(dtype),
-            torch.rand(m, n) < 0.5,
-            torch.randint(-9, 10, (n,)).to([torch.int8, torch.int32][seed % 2]),
-        ]
+    for n in SIZES:
+        inputs += operands(m, n, 32, dtype, column_dtype, [torch.int8, torch.int32][seed % 2])
     function = written(trees)
     kernel_calls.clear()
     torch._dynamo.reset()
@@ -240,5 +200,29 @@ def test_random_graphs_are_captured_right(kernel_calls, trees, m, dtype, wide, s
     calls = {call.gemm.size[1]: call for call in kernel_calls}
     assert sorted(calls) == sorted(SIZES)
     for n, expected in zip(SIZES, exact):
+        if any(view.buffer not in kernel_calls.buffers for view in calls[n].arguments()[:-1]):
+            continue  # Inductor computes an operand in a kernel of its own, which cannot be run here
         for result in run_on_cpu(calls[n], kernel_calls.buffers):
             torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8, equal_nan=True)
+
+
+def test_the_graphs_of_the_fuzz_run_are_ones_that_torch_runs():
+    """What `bench.fuzz` does on a GPU, on the CPU as far as it goes: the graphs, and the comparison."""
+    import random
+
+    from nvgemm_fusion.bench.fuzz import compared
+    from nvgemm_fusion.bench.random_graphs import tree
+
+    source = random.Random(0)
+    texts = [tree(source, 1 + number % 10) for number in range(40)]
+    assert len(set(texts)) > 35
+    inputs = [torch.randn(16, 32).bfloat16()]
+    for _ in texts:
+        inputs += operands(16, 24, 32, torch.bfloat16, torch.float32, torch.int8)
+    exact = written(texts)(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+    for result, right in zip(written(texts)(*inputs), exact, strict=True):
+        assert result.shape == (16, 24)
+        assert not compared(result, result, right)["wrong"]
+    worse = right + 0.01 * torch.randn_like(right)
+    assert compared(worse, right + 0.001 * torch.randn_like(right), right)["wrong"]
+    assert compared(torch.full_like(right, float("nan")), right, right)["wrong"]

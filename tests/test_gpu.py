@@ -48,7 +48,7 @@ SIZES = [(512, 1024, 512), (16, 2048, 1024), (1000, 1000, 1000), (17, 264, 72), 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(
-    "name", ["bias_relu", "bias_gelu_tanh", "bias_gelu_erf", "residual", "silu_mul", "sigmoid_scale", "clamp_chain"]
+    "name", ["bias_relu", "bias_gelu_tanh", "bias_gelu_erf", "residual", "silu_mul", "sigmoid_scale", "clamp_chain", "long_chain"]
 )
 def test_graphs(name, size, dtype, inductor_config, decisions):
     m, n, k = size
@@ -62,6 +62,7 @@ def test_graphs(name, size, dtype, inductor_config, decisions):
         "silu_mul": (lambda x, w, u: F.silu(F.linear(x, w)) * u, (x, w, tile)),
         "sigmoid_scale": (lambda x, w, s: torch.sigmoid(F.linear(x, w)) * s, (x, w, scale)),
         "clamp_chain": (lambda x, w, r: (F.linear(x, w).clamp(-1, 1).abs() + r).exp().sqrt(), (x, w, tile)),
+        "long_chain": (lambda x, w, r: (((F.linear(x, w) / 2 + r).tanh() - r) * r).sigmoid().sqrt() + r, (x, w, tile)),
     }[name]
     fused_by_force(function, inputs, inductor_config, decisions)
 

@@ -155,6 +155,18 @@ def test_left_alone_with_a_reason(decisions, inductor_config, function, reason):
     assert reason in [r for record in records for r in reasons(record)]
 
 
+def test_a_value_that_is_read_at_another_element_ends_the_region(decisions, inductor_config):
+    def function(x, w, r):
+        a = long_chain(F.linear(x, w), r)
+        return a, torch.exp(a + a.t())
+
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        torch.compile(function)(X, randn(64, 32), randn(64, 64))
+    (record,) = decisions()
+    assert "index pattern" in reasons(record) and len(record["alternatives"][record["chosen"]]["fused"]) < 3
+    assert "read at another element" in str(record["refusals"])
+
+
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [

@@ -1,0 +1,137 @@
+"""Random graphs on a real GPU, fused by force: is any number wrong?
+
+    python -m nvgemm_fusion.bench.fuzz [--count N] [--seed N] [--output FILE]      (bench/results/h200-fuzz.json)
+
+Each is a GEMM of random size with a random expression over it (`random_graphs`). Two things are asked: that the error
+against float64 is at most 1.1 times that of the unfused form, and that a NaN or an infinity stands where the unfused
+form, which is Inductor's own kernel, has one. A tenth of the graphs has operands with NaN, infinities and zeros of both
+signs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from rich.progress import track
+
+from ..fusion import log
+from ..lowering.packages import versions
+from .random_graphs import operands, tree, written
+
+BATCH = 10
+"""Graphs that are compiled together."""
+LEAVES = 10
+M_SIZES, K_SIZES = (1, 17, 64, 200, 512), (64, 192, 1024)
+SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+LARGEST_RATIO = 1.1
+FLOOR = 2**-20
+"""A relative error below this is none."""
+COMMON = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN", "shape_padding": False}
+FORCED = {
+    **COMMON,
+    "nvgemm_epilogue_fusion": True,
+    "nvgemm_fusion_force": True,
+    "nvgemm_fusion_cache": False,
+    "nvgemm_max_profiling_configs": 2,
+}
+UNFUSED = {**COMMON, "nvgemm_epilogue_fusion": False}
+DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-fuzz.json"
+WORST = 10
+"""How many of the worst cases are kept."""
+
+
+def main() -> None:
+    """Measures and writes the result. Exits with 1 when a number is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    options = parser.parse_args()
+    source, cases = random.Random(options.seed), []
+    for _ in track(range(-(-options.count // BATCH)), "random graphs"):
+        cases += batch(source)
+    cases = cases[: options.count]
+    worst = sorted(cases, key=lambda case: (not case["wrong"], -case["error_ratio"]))[:WORST]
+    result = {
+        "count": len(cases),
+        "fused": sum(case["fused"] for case in cases),
+        "wrong": sum(case["wrong"] for case in cases),
+        "worst_error_ratio": max(case["error_ratio"] for case in cases),
+        "seed": options.seed,
+        "worst": worst,
+        "gpu": torch.cuda.get_device_name(),
+        "versions": versions(),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    print({key: result[key] for key in ("count", "fused", "wrong", "worst_error_ratio")})
+    raise SystemExit(int(result["wrong"] > 0))
+
+
+def batch(source: random.Random) -> list[dict[str, Any]]:
+    """BATCH cases of one x (M, K): what each computed, against float64 and against the unfused form."""
+    torch.manual_seed(source.getrandbits(32))
+    m, k, dtype = source.choice(M_SIZES), source.choice(K_SIZES), source.choice((torch.bfloat16, torch.float16))
+    has_specials = source.random() < 0.1
+    trees, sizes, inputs = [], [], [torch.randn(m, k).to(dtype)]
+    for _ in range(BATCH):
+        # No two products alike, so that each is found in the log by its size.
+        sizes.append(source.choice([n for n in range(64, 1100, 8) if n not in sizes]))
+        trees.append(tree(source, source.randint(1, LEAVES)))
+        wide, small = source.choice((torch.float32, dtype)), source.choice((torch.int8, torch.int32))
+        inputs += operands(m, sizes[-1], k, dtype, wide, small)
+    if has_specials:
+        for tensor in inputs[1:]:
+            if tensor.is_floating_point() and tensor.shape[-1] != k:
+                at = torch.rand(tensor.shape) < 0.02
+                tensor[at] = torch.tensor(SPECIALS)[torch.randint(len(SPECIALS), (int(at.sum()),))].to(dtype)
+    inputs = [tensor.cuda() for tensor in inputs]
+    function = written(trees)
+    exact = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = str(Path(folder) / "log.jsonl")
+        results = compiled(function, inputs, {**FORCED, "nvgemm_fusion_log": path})
+        fused = {record["problem"]["n"]: record["fused"] for record in log.read(path) if record["problem"]}
+        unfused = compiled(function, inputs, UNFUSED)
+    return [
+        {
+            "graph": text,
+            "m": m,
+            "n": n,
+            "k": k,
+            "dtype": str(dtype),
+            "specials": has_specials,
+            "fused": fused.get(n, False),
+            **compared(ours, stock, right),
+        }
+        for text, n, ours, stock, right in zip(trees, sizes, results, unfused, exact, strict=True)
+    ]
+
+
+def compiled(function: Any, inputs: Sequence[torch.Tensor], settings: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What `function`, compiled under `settings`, returns."""
+    torch.compiler.reset()
+    return torch.compile(function, dynamic=False, options=settings)(*inputs)
+
+
+def compared(ours: torch.Tensor, stock: torch.Tensor, right: torch.Tensor) -> dict[str, Any]:
+    """`error_ratio`: the error of `ours` over that of `stock`, both against `right` where all are finite. `wrong`: that
+    is too large, or a NaN or an infinity stands elsewhere."""
+    finite = ours.isfinite() & stock.isfinite() & right.isfinite()
+    size = right[finite].norm().clamp_min(1e-30)
+    error, allowed = (((x.double() - right)[finite].norm() / size).item() for x in (ours, stock))
+    ratio = max(error, FLOOR) / max(allowed, FLOOR)
+    alike = torch.equal(ours.isnan(), stock.isnan()) and torch.equal(ours.isinf(), stock.isinf())
+    wrong = ratio > LARGEST_RATIO or not alike
+    return {"error": error, "error_ratio": round(ratio, 4), "specials_alike": alike, "wrong": wrong}
+
+
+if __name__ == "__main__":
+    main()
