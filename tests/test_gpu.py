@@ -48,7 +48,17 @@ SIZES = [(512, 1024, 512), (16, 2048, 1024), (1000, 1000, 1000), (17, 264, 72), 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=["bf16", "f16"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(
-    "name", ["bias_relu", "bias_gelu_tanh", "bias_gelu_erf", "residual", "silu_mul", "sigmoid_scale", "clamp_chain", "long_chain"]
+    "name",
+    [
+        "bias_relu",
+        "bias_gelu_tanh",
+        "bias_gelu_erf",
+        "residual",
+        "silu_mul",
+        "sigmoid_scale",
+        "clamp_chain",
+        "long_chain",
+    ],
 )
 def test_graphs(name, size, dtype, inductor_config, decisions):
     m, n, k = size
