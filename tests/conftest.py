@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +14,9 @@ GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def pytest_configure(config):
+    # A machine with other work is slow, and not wrong.
+    hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("suite")
     # Kernels compiled by tests stay out of the user's cache, and are shared by the processes of one run.
     root = Path(os.environ.get("NVGEMM_FUSION_TEST_CACHE", "/tmp/nvgemm_fusion_tests"))
     os.environ.setdefault("NVGEMM_FUSION_CACHE_DIR", str(root / f"torch{torch.__version__}"))

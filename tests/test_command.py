@@ -46,7 +46,7 @@ def findings_of(*options, **environment):
 def test_the_doctor_finds_that_the_virtual_device_works():
     code, findings = findings_of("--virtual")
     assert code == 0, findings
-    assert findings["torch"]["found"] == torch.__version__ and findings["compiler"]["state"] == "fine"
+    assert torch.__version__.startswith(findings["torch"]["found"]) and findings["compiler"]["state"] == "fine"
     assert {"triton", "quack-kernels", "GPU", "config", "select_algorithm", "cache folder", "the flag"} <= set(findings)
     assert findings["the flag"]["found"] == "off"
     table = run("doctor", "--virtual").stdout
