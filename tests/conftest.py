@@ -15,7 +15,8 @@ GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 def pytest_configure(config):
     # A machine with other work is slow, and not wrong.
-    hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    too_slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=too_slow)
     hypothesis.settings.load_profile("suite")
     # Kernels compiled by tests stay out of the user's cache, and are shared by the processes of one run.
     root = Path(os.environ.get("NVGEMM_FUSION_TEST_CACHE", "/tmp/nvgemm_fusion_tests"))
