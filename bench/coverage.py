@@ -106,7 +106,8 @@ def _compile(architecture: Architecture, mode: str, settings: dict[str, Any]) ->
 
 
 def _is_fused(record: dict[str, Any]) -> bool:
-    return record["chosen"] is not None and bool(record["alternatives"][record["chosen"]]["fused"])
+    """Whether a kernel of ours computes a node (and not a Triton template, which takes part in the contest, too)."""
+    return record["fused"] and bool(record["alternatives"][record["chosen"]]["fused"])
 
 
 def _has_pointwise_reader(record: dict[str, Any]) -> bool:
