@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ..fusion.decision import Status
+from ..fusion.log import UNREADABLE, closest_fused
 from ..lowering.store import write_atomically
 
 SCHEMA = 1
@@ -96,9 +97,8 @@ class GemmDecision(msgspec.Struct, frozen=True):
         alternatives, chosen = record["alternatives"], record["chosen"]
         choice = None if chosen is None else alternatives[chosen]
         reasons = [(refusal["reason"], refusal["detail"]) for refusal in record["refusals"]]
-        with_epilogue = [a for a in alternatives if a["epilogue"]]
-        if with_epilogue and not record["fused"]:
-            closest = min(with_epilogue, key=lambda a: math.inf if a["us"] is None else a["us"])
+        closest = closest_fused(record)
+        if closest is not None:
             reasons.append((closest["reason"], closest["detail"]))
         return cls(
             problem=None if record["problem"] is None else msgspec.convert(record["problem"], Problem),
@@ -149,7 +149,7 @@ def read(path: Path) -> Baseline:
         raise WrongUse(
             f"cannot read the baseline {path}: {error.strerror} (`nvgemm-fusion regress record -o {path}` writes one)"
         ) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WrongUse(f"{path} is no baseline: {printable(str(error))}") from error
 
 

@@ -25,11 +25,11 @@ def info(as_json: AsJson = False) -> None:
     from ..lowering.tuning import TuningStore
 
     kernels, decisions = KernelStore(), TuningStore()
-    objects = list(kernels.directory.glob("*.o"))
+    count, size = kernels.size()
     found: dict[str, Any] = {
         "folder": str(kernels.directory.parent),
-        "kernels": len(objects),
-        "kernel_bytes": sum(path.stat().st_size for path in objects),
+        "kernels": count,
+        "kernel_bytes": size,
         "decisions": sum(1 for _ in decisions.entries()),
     }
     if as_json:

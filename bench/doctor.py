@@ -109,12 +109,11 @@ def _cache() -> Finding:
     store = KernelStore()
     try:
         store.temporary().unlink()
-        kernels = list(store.directory.glob("*.o"))
-        size = sum(path.stat().st_size for path in kernels)
+        kernels, size = store.size()
     except OSError as error:
         fix = f"make it writable, or set {DIRECTORY_VARIABLE} to a folder that is"
         return Finding("cache folder", State.FAULT, f"{store.directory}: {error.strerror}", fix)
-    return Finding("cache folder", State.FINE, f"{store.directory}: {len(kernels)} kernels, {size / 1e6:.1f} MB")
+    return Finding("cache folder", State.FINE, f"{store.directory}: {kernels} kernels, {size / 1e6:.1f} MB")
 
 
 def _heuristics() -> Finding:

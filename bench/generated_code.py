@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from ..fusion.program import EpilogueProgram
-from ..fusion.reference import evaluate
 from ..lowering.kernel import KernelSpec
+from ..lowering.verification import compute
 from .numerics import relaid, tensors, widened
 
 
@@ -65,16 +64,8 @@ def _kernels(module: ast.Module) -> Iterator[tuple[str, Callable[..., None]]]:
     for node in module.body:
         match node:
             case ast.Assign([ast.Name(name)], ast.Call(ast.Name("load_kernel"), [ast.Constant(spec), *_])):
-                yield name, _reference(KernelSpec.from_json(json.loads(spec)).program)
-
-
-def _reference(program: EpilogueProgram) -> Callable[..., None]:
-    def kernel(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
-        operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
-        for output, result in zip(outputs, evaluate(program, a @ b, operands), strict=True):
-            output.copy_(result)
-
-    return kernel
+                program = KernelSpec.from_json(json.loads(spec)).program
+                yield name, lambda *tensors, program=program: compute(program, tensors, torch.float64)
 
 
 def _empty(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ import typer
 
 from ..fusion import log as decision_log
 from .table import decision_table
-from .terminal import CHECK_FAILED, AsJson, console, print_json, say, wrong_use
+from .terminal import CHECK_FAILED, AsJson, console, counted, print_json, say, wrong_use
 
 if TYPE_CHECKING:
     from ..scheduler_hooks.virtual_script import ScriptRun
@@ -85,20 +85,16 @@ def _summary(records: list[dict[str, Any]], target: str, run: ScriptRun) -> str:
     if not records:
         if run.gpu_graphs:
             return (
-                f"nothing to decide: no GEMM in what was compiled for the GPU ({_count(run.gpu_graphs, 'graph')}) "
+                f"nothing to decide: no GEMM in what was compiled for the GPU ({counted(run.gpu_graphs, 'graph')}) "
                 "has several kernels to choose from"
             )
         if run.cpu_graphs:
-            return f"nothing to plan: all that was compiled ({_count(run.cpu_graphs, 'graph')}) lies on the CPU"
+            return f"nothing to plan: all that was compiled ({counted(run.cpu_graphs, 'graph')}) lies on the CPU"
         return "nothing to plan: the script compiles nothing with Inductor (is torch.compile's result called?)"
-    gemms, fused = _count(len(records), "GEMM"), sum(record["fused"] for record in records)
+    gemms, fused = counted(len(records), "GEMM"), sum(record["fused"] for record in records)
     if all(any(refusal["reason"] == "target" for refusal in record["refusals"]) for record in records):
         return f"{gemms} on a virtual {target}, nothing fused: no kernel of ours is for this GPU (reason: target)"
     return f"{gemms} on a virtual {target}, {fused} fused; all times are modelled, none was measured"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 @contextlib.contextmanager

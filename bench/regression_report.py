@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 from .baseline import WrongUse
 from .regression import Case, Kind, Report
+from .terminal import counted
 
 WORDS = {Kind.FAILURE: "FAILED", Kind.IMPROVEMENT: "better", Kind.NOTE: "note"}
 
@@ -102,16 +103,13 @@ def _name(case: Case) -> str:
 def _summary(report: Report) -> str:
     graphs, whole = report.now.decisions.graphs, len(report.now.compared)
     decisions = [decision for gemms in graphs.values() for decision in gemms]
+    fused = sum(decision.fused for decision in decisions)
+    failures, improvements = (len(report.of_kind(kind)) for kind in (Kind.FAILURE, Kind.IMPROVEMENT))
     return (
-        f"{_count(len(graphs), 'graph')}, {_count(len(decisions), 'GEMM')} ({sum(d.fused for d in decisions)} fused): "
-        f"{_count(len(report.of_kind(Kind.FAILURE)), 'failure')}, "
-        f"{_count(len(report.of_kind(Kind.IMPROVEMENT)), 'improvement')}; results of {_count(whole, 'graph')} compared "
-        "with float64 as a whole, of the others by their epilogues"
+        f"{counted(len(graphs), 'graph')}, {counted(len(decisions), 'GEMM')} ({fused} fused): "
+        f"{counted(failures, 'failure')}, {counted(improvements, 'improvement')}; results of {counted(whole, 'graph')} "
+        "compared with float64 as a whole, of the others by their epilogues"
     )
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def _explanation(report: Report, number: int) -> str:

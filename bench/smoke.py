@@ -24,6 +24,7 @@ from ..fusion.decision import Timing
 from ..lowering.packages import installed_versions
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .graphs import GRAPHS, Graph
+from .numerics import error
 
 SIZES = ((16, 14336, 4096), (256, 14336, 4096), (4096, 14336, 4096))
 STOCK = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "nvgemm_epilogue_fusion": False}
@@ -73,7 +74,7 @@ def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
         "eager": graph.function,
     }
     with torch.no_grad():
-        errors = {name: error(form(*inputs), exact) for name, form in forms.items()}
+        errors = {name: error([form(*inputs)], [exact]) for name, form in forms.items()}
         timings = Stopwatch(rounds=40).time([lambda form=form: form(*inputs) for form in forms.values()])
     times = {name: timing for name, timing in zip(forms, timings) if isinstance(timing, Timing)}
     choice = decision["alternatives"][decision["chosen"]]
@@ -106,11 +107,6 @@ def compiled(graph: Graph, inputs: Sequence[torch.Tensor], settings: dict[str, A
     with torch.no_grad():
         function(*inputs)
     return function
-
-
-def error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """The relative error in the Frobenius norm."""
-    return ((result.double() - exact).norm() / exact.norm()).item()
 
 
 if __name__ == "__main__":

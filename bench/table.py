@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from ..fusion.log import closest_fused
+
 if TYPE_CHECKING:
     from .difference import Change
     from .doctor import Finding
@@ -99,8 +101,7 @@ def _best_of_each_kind(alternatives: list[dict[str, Any]]) -> list[str]:
 def _why_not(record: dict[str, Any]) -> list[str]:
     """The reasons why nothing more was fused, and why a fused kernel was not chosen."""
     lines = [f"{r['reason']}: {r['detail']}" for r in record["refusals"]]
-    ours = [a for a in record["alternatives"] if a["epilogue"]]
-    if ours and not record["fused"]:
-        best = min(ours, key=lambda a: a["us"] if a["us"] is not None else float("inf"))
-        lines.append(f"fused kernel {best['reason']}: {best['detail']}")
+    closest = closest_fused(record)
+    if closest is not None:
+        lines.append(f"fused kernel {closest['reason']}: {closest['detail']}")
     return list(map(escape, lines))

@@ -27,6 +27,11 @@ def say(sentence: str) -> None:
     typer.echo(sentence)
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def print_json(value: Any) -> None:
     """Prints `value` as one line of JSON."""
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")

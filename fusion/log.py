@@ -8,6 +8,7 @@ filter asks about, and checks on the way that the line is a decision.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +190,14 @@ def parse(line: bytes) -> dict[str, Any]:
 def read(path: str | Path) -> Iterator[dict[str, Any]]:
     """All records of a log; see `scan` for what is skipped. Raises OSError when the file cannot be read."""
     return (parse(line) for _, line in scan(path))
+
+
+def closest_fused(record: dict[str, Any]) -> dict[str, Any] | None:
+    """The fastest alternative with an epilogue, where none of them was chosen: its reason says best why not."""
+    carrying = [alternative for alternative in record["alternatives"] if alternative["epilogue"]]
+    if record["fused"] or not carrying:
+        return None
+    return min(carrying, key=lambda alternative: math.inf if alternative["us"] is None else alternative["us"])
 
 
 class _Schema(msgspec.Struct):

@@ -108,6 +108,11 @@ class KernelStore:
             except OSError:
                 pass
 
+    def size(self) -> tuple[int, int]:
+        """How many kernels there are, and their bytes. Raises OSError when the disk refuses."""
+        sizes = [path.stat().st_size for path in self.directory.glob("*.o")]
+        return len(sizes), sum(sizes)
+
     def clear(self) -> int:
         """Removes all kernels; returns how many there were. Raises OSError when the disk refuses."""
         objects = list(self.directory.glob("*.o"))

@@ -53,11 +53,13 @@ def mismatch(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> str |
     return None
 
 
-def compute(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> None:
-    """Does what a launcher does with `tensors`, with torch alone: the product and the epilogue in float32."""
+def compute(
+    program: EpilogueProgram, tensors: Sequence[torch.Tensor], dtype: torch.dtype = torch.float32
+) -> None:
+    """Does what a launcher does with `tensors`, with torch alone: the product and the epilogue in `dtype`."""
     a, b, *rest = tensors
     operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
-    results = evaluate(program, a.float() @ b.float(), operands, torch.float32, round_stores=True)
+    results = evaluate(program, a.to(dtype) @ b.to(dtype), operands, dtype)
     for output, result in zip(outputs, results, strict=True):
         output.copy_(result)
 

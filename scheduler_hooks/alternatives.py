@@ -9,6 +9,7 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,6 +54,7 @@ class Contest:
     choice: NvgemmChoice
     refusals: list[Refusal] = field(default_factory=list)
     programs: dict[Region | None, CapturedProgram] = field(default_factory=dict)
+    _separate: dict[Region | None, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for region in (*self.regions, None):
@@ -68,7 +70,7 @@ class Contest:
         """The nodes that every entrant computes."""
         return self.regions[0].nodes if self.regions else ()
 
-    @property
+    @functools.cached_property
     def readers(self) -> tuple[str, ...]:
         """Further nodes that every entrant computes: those that would share a kernel with the members."""
         return absorbers(self.graph, self.node.get_name(), self.members) if self.members else ()
@@ -86,11 +88,13 @@ class Contest:
 
     def separate(self, region: Region | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What stays outside when `region` is fused: the nodes that are computed before the GEMM, and those after."""
-        gemm, inside = self.node.get_name(), () if region is None else region.nodes
-        rest = tuple(name for name in self.members if name not in inside)
-        before = producers(self.graph, gemm, inside)
-        beside = tuple(name for name in producers(self.graph, gemm, rest) if name not in before)
-        return before, beside + rest + self.readers
+        if region not in self._separate:  # every entrant asks, and the answer takes a walk through the whole graph
+            gemm, inside = self.node.get_name(), () if region is None else region.nodes
+            rest = tuple(name for name in self.members if name not in inside)
+            before = producers(self.graph, gemm, inside)
+            beside = tuple(name for name in producers(self.graph, gemm, rest) if name not in before)
+            self._separate[region] = before, beside + rest + self.readers
+        return self._separate[region]
 
 
 @dataclass(frozen=True)
