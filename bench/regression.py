@@ -18,8 +18,8 @@ from pathlib import Path
 from ..fusion.decision import Status
 from ..fusion.reasons import Reason
 from .baseline import Baseline, GemmDecision, Ratio, WrongUse, read, write
-from .suite import load
-from .suite_run import SuiteRun, run
+from .regression_run import SuiteRun, run
+from .regression_suite import load
 
 LEAST_TOLERANCE = 0.02
 """A ratio that is higher by less than this is as good, whatever the spread."""

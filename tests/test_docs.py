@@ -43,13 +43,13 @@ def commands(page):
 def workspace(tmp_path, monkeypatch, inductor_config, instant_kernels):
     """A folder with what the pages take for granted: logs and a tuning file. Kernels compile at once, and of our suite
     there are two graphs."""
-    from nvgemm_fusion.bench import suite_graphs
+    from nvgemm_fusion.bench import regression_graphs
     from nvgemm_fusion.lowering.tuning import TuningStore, write_file
     from nvgemm_fusion.scheduler_hooks.recording import recording
     from test_tuning import entry_of
 
-    graphs = suite_graphs.graphs
-    monkeypatch.setattr(suite_graphs, "graphs", lambda: itertools.islice(graphs(), 2))
+    graphs = regression_graphs.graphs
+    monkeypatch.setattr(regression_graphs, "graphs", lambda: itertools.islice(graphs(), 2))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path / "cache"))
     x, w = torch.randn(64, 32).bfloat16(), torch.randn(128, 32).bfloat16()

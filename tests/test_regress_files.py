@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 import torch
-from nvgemm_fusion.bench import suite
+from nvgemm_fusion.bench import regression_suite
 from nvgemm_fusion.bench.baseline import WrongUse
 from test_regression import RELU, baseline, decision, recorded, run, state, write_suite  # noqa: F401
 
@@ -104,7 +104,7 @@ def test_a_file_that_is_no_suite_is_wrong_use(tmp_path, baseline, content, said)
 
 def test_two_graphs_of_one_name_are_wrong_use(write_suite):
     with pytest.raises(WrongUse, match="two graphs 'relu'"):
-        list(suite.load(write_suite(RELU, RELU)))
+        list(regression_suite.load(write_suite(RELU, RELU)))
 
 
 def test_places_that_cannot_be_written_are_wrong_use(recorded, baseline, tmp_path):
@@ -124,7 +124,7 @@ def test_a_suite_gets_the_same_inputs_each_time_whatever_stands_before_it(tmp_pa
     seen = []
     for lines in (one, "    yield 'a', torch.relu, (torch.randn(50),)\n" + one):
         path.write_text("import torch\ndef graphs():\n" + lines)
-        seen.append(list(suite.load(path))[-1].inputs[0])
+        seen.append(list(regression_suite.load(path))[-1].inputs[0])
     assert torch.equal(*seen)
 
 
@@ -137,6 +137,6 @@ def test_a_suite_may_import_what_lies_beside_it(tmp_path):
         "    from beside_the_suite import relu\n"
         "    yield 'a', relu, (torch.ones(1),)"
     )
-    assert [graph.name for graph in suite.load(path)] == ["a"]
+    assert [graph.name for graph in regression_suite.load(path)] == ["a"]
 
 

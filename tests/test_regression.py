@@ -15,7 +15,7 @@ from nvgemm_fusion.bench import regression, regression_report
 from nvgemm_fusion.bench.baseline import Baseline, GemmDecision, Ratio, WhyNot
 from nvgemm_fusion.bench.regress_command import app
 from nvgemm_fusion.bench.regression import Kind
-from nvgemm_fusion.bench.suite_run import SuiteRun
+from nvgemm_fusion.bench.regression_run import SuiteRun
 from nvgemm_fusion.fusion import log
 from typer.testing import CliRunner
 
@@ -232,12 +232,12 @@ def test_a_kernel_that_gets_the_wrong_tensor_is_a_failure(write_suite, baseline,
 
 
 def test_a_graph_that_does_not_compile_any_more_is_a_failure(recorded, baseline, monkeypatch):
-    from nvgemm_fusion.bench import suite_run
+    from nvgemm_fusion.bench import regression_run
 
     def broken(*_):
         raise RuntimeError("planted\nwith more lines")
 
-    monkeypatch.setattr(suite_run, "virtual_device", broken)
+    monkeypatch.setattr(regression_run, "virtual_device", broken)
     found = messages(regression.check(baseline, recorded))
     assert found[0] == "silu_mul : it fails when compiled: RuntimeError: planted with more lines"
     assert "not decided any more" in found[1]

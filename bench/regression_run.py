@@ -27,7 +27,7 @@ from ..scheduler_hooks.virtual_device import virtual_device
 from .baseline import SCHEMA, Baseline, GemmDecision, WrongUse
 from .generated_code import graph_inputs, run_on_cpu
 from .numerics import exact, relaid, tensors, wrong_epilogues
-from .suite import SuiteGraph, describe
+from .regression_suite import SuiteGraph, describe
 
 VIRTUAL_TARGET = "H200"
 OPTIONS = {
