@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # whoever only reads a log does without torch
     from .program import EpilogueProgram
 
 
+UNSTEADY = 0.1
+"""A spread of more than this part of the time itself says that the GPU was not ours alone."""
+
+
 class Backend(str, enum.Enum):
     """Who computes an alternative, in the words of `config.max_autotune_gemm_backends`."""
 
@@ -142,23 +146,27 @@ def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tu
     """The alternatives with a reason at each loser, and the index of the winner (None when nothing has a time).
 
     The fastest wins, except that an NVGEMM alternative must beat the fastest of the others by more than the larger
-    of the two spreads: a tie goes to stock. `force` (a debugging aid) picks the NVGEMM alternative that fuses
-    most, whatever it costs, wherever one has an epilogue.
+    of the two spreads: a tie goes to stock, and so does a comparison of times that are UNSTEADY, or one without any
+    of stock's. `force` (a debugging aid) picks the NVGEMM alternative that fuses most, whatever it costs, wherever
+    one has an epilogue.
     """
     timed = [i for i, a in enumerate(alternatives) if a.timing is not None and a.status is not Status.FAILED]
     if not timed:
         return tuple(alternatives), None
     stock = [i for i in timed if alternatives[i].backend is not Backend.NVGEMM]
     ours = [i for i in timed if alternatives[i].backend is Backend.NVGEMM]
+    if not stock and not force:
+        return tuple(alternatives), None
     winner = min(timed, key=lambda i: alternatives[i].timing.us)
-    close = False
+    close, unsteady = False, 0.0
     fusing = [i for i in ours if alternatives[i].epilogue]
     if force and fusing:
         winner = min(fusing, key=lambda i: (-len(alternatives[i].fused), alternatives[i].timing.us))
-    elif winner in ours and stock:
+    elif winner in ours:
         rival = min(stock, key=lambda i: alternatives[i].timing.us)
         fast, slow = alternatives[winner].timing, alternatives[rival].timing
-        close = fast.us + max(fast.spread, slow.spread) >= slow.us
+        unsteady = max(timing.spread / timing.us for timing in (fast, slow))
+        close = unsteady > UNSTEADY or fast.us + max(fast.spread, slow.spread) >= slow.us
         winner = rival if close else winner
     won = alternatives[winner].timing.us
     explained = []
@@ -166,7 +174,9 @@ def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tu
         if index != winner and alternative.refusal is None and alternative.timing is not None:
             faster = close and alternative.timing.us <= won
             reason = Reason.NOT_SEPARATED if faster else Reason.SLOWER
-            ratio = f"{alternative.timing.us / won:.3f} of the chosen one's time"
-            alternative = replace(alternative, refusal=Refusal(reason, ratio))
+            detail = f"{alternative.timing.us / won:.3f} of the chosen one's time"
+            if faster and unsteady > UNSTEADY:
+                detail += f", but times vary by {unsteady:.0%}: is something else running on this GPU?"
+            alternative = replace(alternative, refusal=Refusal(reason, detail))
         explained.append(alternative)
     return tuple(explained), winner

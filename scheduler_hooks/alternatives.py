@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx
+import torch
 from torch._inductor import config
 from torch._inductor.ir import ChoiceCaller
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
@@ -126,18 +128,37 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
 
 
 def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
-    """Starts the compilation of our candidates, so that it runs while stock is timed; call the result to wait."""
+    """Starts the compilation of our candidates, so that it runs while stock is timed; call the result to wait.
+
+    When regions are to be fused by force, a shorter one is compiled only if no kernel of a longer one can be had.
+    """
     compiler = shared_compiler(config.compile_threads)
-    waiting = []
-    for region, captured in contest.programs.items():
-        found = candidates(contest.gemm.problem, contest.target, captured.program, config.nvgemm_max_profiling_configs)
+
+    def submit(region: Region | None) -> list[tuple[Contender, Future]]:
+        program, limit = contest.programs[region].program, config.nvgemm_max_profiling_configs
+        found = candidates(contest.gemm.problem, contest.target, program, limit)
         if isinstance(found, Refusal):
             contest.refusals.append(found)
-            continue
-        for candidate in found:
-            entrant = our_contender(contest, region, candidate)
-            waiting.append((entrant, compiler.submit(entrant.call.spec)))
-    return lambda: [with_kernel(entrant, future.result()) for entrant, future in waiting]
+            return []
+        entrants = [our_contender(contest, region, candidate) for candidate in found]
+        return [(entrant, compiler.submit(entrant.call.spec)) for entrant in entrants]
+
+    def wait(waiting: list[tuple[Contender, Future]]) -> list[Contender]:
+        return [with_kernel(entrant, future.result()) for entrant, future in waiting]
+
+    if not config.nvgemm_fusion_force:
+        waiting = [pair for region in contest.programs for pair in submit(region)]
+        return lambda: wait(waiting)
+
+    def one_by_one() -> list[Contender]:
+        entrants: list[Contender] = []
+        for region in contest.programs:
+            entrants += wait(submit(region))
+            if any(entrant.compiled is not None for entrant in entrants):
+                break
+        return entrants
+
+    return one_by_one
 
 
 def our_contender(contest: Contest, region: Region | None, candidate: Candidate) -> Contender:
@@ -237,20 +258,29 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
 
 
-def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender]:
-    """The entrants with the stopwatch's times; one that does not run says why."""
+def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Refusal:
+    """The entrants with the stopwatch's times, on the GPU of the GEMM; one that does not run says why. Refused when
+    there is no room to time anything."""
     from .stopwatch import Stopwatch
     from .workload import Workload
 
-    workload = Workload(contest)
-    runs = [workload.run(entrant) for entrant in entrants]
+    with torch.cuda.device(contest.node.get_device()):
+        try:
+            stopwatch = Stopwatch(budget_ms=config.nvgemm_fusion_benchmark_ms)
+        except torch.OutOfMemoryError:
+            return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
+        workload = Workload(contest)
+        runs = [workload.run(entrant) for entrant in entrants]
+        results = stopwatch.time([run if callable(run) else None for run in runs])
+        refusals = [run if isinstance(run, Refusal) else None for run in runs]
+        del runs, stopwatch, workload
+        torch.cuda.empty_cache()  # gives back the room that was needed
     timed = []
-    for entrant, run, result in zip(entrants, runs, Stopwatch().time([r if callable(r) else None for r in runs])):
+    for entrant, refusal, result in zip(entrants, refusals, results):
         alternative = entrant.alternative
         if isinstance(result, Timing):
             alternative = replace(alternative, timing=result)
         elif alternative.status is not Status.FAILED:
-            refusal = run if isinstance(run, Refusal) else result
-            alternative = replace(alternative, status=Status.FAILED, refusal=refusal)
+            alternative = replace(alternative, status=Status.FAILED, refusal=refusal or result)
         timed.append(replace(entrant, alternative=alternative))
     return timed

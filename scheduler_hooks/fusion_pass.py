@@ -104,7 +104,9 @@ def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSch
     if not isinstance(entrants, list):
         _write(node, gemm, (), None, (*search.refusals, entrants))
         return nodes
-    explained, chosen = choose([entrant.alternative for entrant in entrants], force=config.nvgemm_fusion_force)
+    explained, chosen = (entrants[0].alternative,), 0
+    if winner is None:
+        explained, chosen = choose([entrant.alternative for entrant in entrants], force=config.nvgemm_fusion_force)
     refusals = (*search.refusals, *contest.refusals)
     decision = _write(node, gemm, explained, chosen, refusals, contest, from_cache=winner is not None)
     if chosen is None:

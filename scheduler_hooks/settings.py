@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,8 @@ from typing import Any, Optional
 
 from ..lowering.packages import installed_versions
 from .torch_versions import config_entry, forget_config_hash
+
+logger = logging.getLogger("nvgemm_fusion")
 
 DISTRIBUTION = "nvgemm-epilogue-fusion"
 ENVIRONMENT_PREFIX = "TORCHINDUCTOR_"
@@ -32,6 +36,7 @@ SETTINGS = (
     Setting("nvgemm_fusion_log", Optional[str], None, "file to which decisions are appended, one JSON object a line"),
     Setting("nvgemm_fusion_cache", bool, True, "keep measured decisions on disk, and use those that are there"),
     Setting("nvgemm_fusion_verify", str, "off", "compare results with the reference: off, first (call), always"),
+    Setting("nvgemm_fusion_benchmark_ms", int, 150, "how long the stopwatch may run for one GEMM, in milliseconds"),
     Setting("nvgemm_fusion_force", bool, False, "debugging: fuse wherever it is legal, whatever it costs"),
 )
 """`config.nvgemm_max_profiling_configs`, which torch has of its own, is how many candidates a GEMM gets."""
@@ -45,14 +50,23 @@ def add_entries(config: ModuleType) -> None:
     for setting in SETTINGS:
         if setting.name not in config._config:
             config._config[setting.name] = config_entry(
-                setting.name,
-                default=setting.default,
-                value_type=setting.value_type,
-                env_name_default=ENVIRONMENT_PREFIX + setting.name.upper(),
+                setting.name, value_type=setting.value_type, **_default(setting)
             )
     if VERSION_ENTRY not in config._config:
         config._config[VERSION_ENTRY] = config_entry(VERSION_ENTRY, default=version(), value_type=str)
     forget_config_hash(config)
+
+
+def _default(setting: Setting) -> dict[str, Any]:
+    """The default of an entry and where the environment changes it, as a configuration module wants to be told."""
+    variable = ENVIRONMENT_PREFIX + setting.name.upper()
+    if setting.value_type is not int:
+        return {"default": setting.default, "env_name_default": variable}
+    # The modules read no numbers from the environment, so it is read here.
+    value = os.environ.get(variable, "")
+    if value and not value.isdecimal():
+        logger.warning("%s has to be a whole number, not %r: it stays %d", variable, value, setting.default)
+    return {"default": int(value) if value.isdecimal() else setting.default}
 
 
 def remove_entries(config: ModuleType) -> None:

@@ -3,12 +3,18 @@
 Each thing is captured as a CUDA graph and replayed on a cold L2 cache; the things take turns, round by round, in one
 window, so that a change of the card's clocks meets all of them. The result is the median of the rounds. A wall
 clock, a warm cache or one window for each would favour the wrong one.
+
+A window ends when all rounds are done, when its budget is spent, or as soon as the leader is separated from the others
+by more than the spread. What is far behind the leader is dropped on the way. Where the clocks changed so much inside a
+window that its first and its second half tell different times, it is measured once more.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -16,12 +22,18 @@ from ..fusion.decision import Timing
 from ..fusion.reasons import Reason, Refusal
 
 Run = Callable[[], None]
+Samples = dict[int, list[float]]
+"""Microseconds of each round, by the number of the run. A run that was dropped has fewer rounds than the others."""
 
 ROUNDS = 25
 FIRST_ROUNDS = 5
-HOPELESS = 1.3
+HOPELESS = 1.2
 """After FIRST_ROUNDS, what takes this much longer than the fastest is not run again."""
-BUDGET_S = 2.0
+ENOUGH_ROUNDS = 10
+"""From here on, a leader that is separated ends the window."""
+BUDGET_MS = 150
+CLOCK_CHANGE = 0.04
+"""By how much the two halves of a window may differ."""
 ENQUEUE_US = 40
 """How long the host may take to enqueue one replay. The GPU is kept waiting for that long at the start of a round:
 where the host fell behind (compilers run beside us), its lateness would be timed."""
@@ -29,34 +41,44 @@ CYCLES_PER_US = 1800
 
 
 class Stopwatch:
-    """Times on the current CUDA device. Holds a buffer of twice the L2 cache while it lives."""
+    """Times on the current CUDA device. Holds a buffer of twice the L2 cache while it lives.
 
-    def __init__(self, rounds: int = ROUNDS) -> None:
-        self.rounds = rounds
+    rounds: at most this many. budget_ms: a window of more than FIRST_ROUNDS ends after this time. Raises
+    torch.OutOfMemoryError when there is no room for the buffer.
+    """
+
+    def __init__(self, rounds: int = ROUNDS, budget_ms: float = BUDGET_MS) -> None:
+        self.rounds, self.budget_ms = rounds, budget_ms
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(2 * cache_bytes, dtype=torch.int8, device="cuda")
         self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()  # one for all: what a replay leaves behind, nobody reads
 
     def time(self, runs: Sequence[Run | None]) -> list[Timing | Refusal]:
         """A timing for each of `runs`, or why it has none. A run that raises is refused (None as well)."""
         captured = [Refusal(Reason.NOT_MEASURED) if run is None else self._capture(run) for run in runs]
-        alive = [i for i, graph in enumerate(captured) if isinstance(graph, torch.cuda.CUDAGraph)]
-        samples: dict[int, list[float]] = {i: [] for i in alive}
-        deadline = time.monotonic() + BUDGET_S
+        graphs = {i: graph for i, graph in enumerate(captured) if isinstance(graph, torch.cuda.CUDAGraph)}
+        samples = self._window(graphs)
+        if clock_change(samples) > CLOCK_CHANGE:
+            samples = self._window(graphs)
+        return [Timing.of(samples[i]) if i in samples else captured[i] for i in range(len(runs))]
+
+    def _window(self, graphs: Mapping[int, torch.cuda.CUDAGraph]) -> Samples:
+        alive, samples = list(graphs), {i: [] for i in graphs}
+        deadline = time.monotonic() + self.budget_ms / 1e3
         for number in range(self.rounds):
-            if number >= FIRST_ROUNDS and time.monotonic() > deadline:
-                break
+            if number >= FIRST_ROUNDS:
+                alive = contending(samples, alive)
+                if time.monotonic() > deadline or (number >= ENOUGH_ROUNDS and is_separated(samples, alive)):
+                    break
             # The order turns, because what runs before a kernel decides the clocks that it meets.
             shift = number % max(1, len(alive))
             torch.cuda._sleep(CYCLES_PER_US * ENQUEUE_US * len(alive))
-            events = [(i, self._replay(captured[i])) for i in alive[shift:] + alive[:shift]]
+            events = [(i, self._replay(graphs[i])) for i in alive[shift:] + alive[:shift]]
             torch.cuda.synchronize()
             for i, (start, end) in events:
                 samples[i].append(start.elapsed_time(end) * 1e3)
-            if number + 1 == FIRST_ROUNDS:
-                so_far = {i: Timing.of(samples[i]).us for i in alive}
-                alive = [i for i in alive if so_far[i] <= HOPELESS * min(so_far.values())]
-        return [Timing.of(samples[i]) if i in samples else captured[i] for i in range(len(runs))]
+        return samples
 
     def _capture(self, run: Run) -> torch.cuda.CUDAGraph | Refusal:
         graph = torch.cuda.CUDAGraph()
@@ -66,7 +88,7 @@ class Stopwatch:
                 for _ in range(2):  # compiles, tunes, and allocates what a kernel keeps
                     run()
                 torch.cuda.synchronize()
-                graph.capture_begin(capture_error_mode="thread_local")
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
                     run()
                 finally:
@@ -85,3 +107,32 @@ class Stopwatch:
         graph.replay()
         end.record()
         return start, end
+
+
+def contending(samples: Samples, alive: Sequence[int]) -> list[int]:
+    """Those of `alive` that are not hopelessly behind the fastest."""
+    us = {i: statistics.median(samples[i]) for i in alive}
+    return [i for i in alive if us[i] <= HOPELESS * min(us.values())]
+
+
+def is_separated(samples: Samples, alive: Sequence[int]) -> bool:
+    """Whether the fastest is ahead of all others by more than the larger spread on either side."""
+    leader, *others = sorted((Timing.of(samples[i]) for i in alive), key=lambda timing: timing.us)
+    return all(leader.us + 2 * max(leader.spread, other.spread) < other.us for other in others)
+
+
+def clock_change(samples: Samples) -> float:
+    """By how much the second half of a window was slower or faster than the first: 0.04 for 4 %.
+
+    Of what ran in every round, taken together, because a change of the clocks meets all of them alike.
+    """
+    rounds = max(map(len, samples.values()), default=0)
+    if rounds < 2 * FIRST_ROUNDS:
+        return 0.0
+    steady = [times for times in samples.values() if len(times) == rounds]
+    middle = [statistics.median(times) for times in steady]
+    pace = [
+        statistics.fmean(math.log(times[r] / us) for times, us in zip(steady, middle)) for r in range(rounds)
+    ]
+    halves = statistics.median(pace[: rounds // 2]), statistics.median(pace[rounds // 2 :])
+    return abs(math.expm1(halves[1] - halves[0]))

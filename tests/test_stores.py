@@ -52,7 +52,7 @@ def test_every_value_that_leaves_is_stored(checked_graphs, decisions, function, 
     assert program.count("store ") == stores, program
 
 
-def test_where_a_value_is_needed_the_region_may_end_too(checked_graphs, decisions):
+def test_where_a_value_is_needed_the_region_may_end_too(checked_graphs, inductor_config, decisions):
     def function(x, w):
         a = F.relu(F.linear(x, w))
         for _ in range(3):
@@ -60,10 +60,13 @@ def test_where_a_value_is_needed_the_region_may_end_too(checked_graphs, decision
             a, c = torch.tanh(b), a
         return c, a
 
-    torch.compile(function, dynamic=False)(X, W)
-    (record,) = decisions()
-    fused = {tuple(a["fused"]) for a in record["alternatives"] if a["backend"] == "NVGEMM"}
-    assert len(checked_graphs) == 1 and len(fused - {()}) == 2, fused
+    fused = []
+    for force in (True, False):  # by force, the largest region alone
+        torch._dynamo.reset()
+        with inductor_config.patch(nvgemm_fusion_force=force):
+            torch.compile(function, dynamic=False)(X, W)
+        fused.append({tuple(a["fused"]) for a in decisions()[-1]["alternatives"] if a["backend"] == "NVGEMM"} - {()})
+    assert len(checked_graphs) == 2 and list(map(len, fused)) == [1, 2], fused
 
 
 @pytest.mark.parametrize("activation", [F.relu, F.silu, F.gelu, torch.tanh, lambda y: F.gelu(y, approximate="tanh")])

@@ -1,0 +1,93 @@
+"""The stopwatch's rules: who is dropped, when a window may end, and when it is measured again. The GPU is made up."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from nvgemm_fusion.fusion.decision import Timing
+from nvgemm_fusion.fusion.reasons import Reason
+from nvgemm_fusion.scheduler_hooks import stopwatch
+from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
+
+
+def test_what_is_far_behind_is_dropped():
+    assert contending({0: [10.0, 11.0, 10.0], 1: [11.9, 12.0, 11.9], 2: [12.1, 12.1, 99.0]}, [0, 1, 2]) == [0, 1]
+
+
+def test_a_leader_is_separated_by_more_than_the_spread():
+    steady, close, far = [10.0, 10.1] * 5, [10.06, 10.16] * 5, [10.5, 10.6] * 5
+    assert not is_separated({0: steady, 1: close, 2: far}, [0, 1, 2])
+    assert is_separated({0: steady, 1: close, 2: far}, [0, 2])
+    assert is_separated({0: steady}, [0])
+
+
+def test_a_change_of_the_clocks_is_noticed_and_noise_is_not():
+    slower = [1.0] * 10 + [1.1] * 10
+    assert clock_change({0: [50 * x for x in slower], 1: [70 * x for x in slower]}) == pytest.approx(0.1, abs=1e-6)
+    noise = [1.0, 1.1, 0.9, 1.05, 1.0] * 4
+    assert clock_change({0: [50 * x for x in noise], 1: [70 * x for x in reversed(noise)]}) < stopwatch.CLOCK_CHANGE
+    assert clock_change({0: [50 * x for x in slower], 1: [70.0] * 5}) == pytest.approx(0.1, abs=1e-6)  # 1 was dropped
+    assert clock_change({0: [1.0, 2.0]}) == clock_change({}) == 0.0
+
+
+class Event:
+    def __init__(self, us=0.0):
+        self.us = us
+
+    def elapsed_time(self, end):
+        return end.us / 1e3
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stopwatch whose "graphs" are functions that give the microseconds of their next replay."""
+
+    class Graph:
+        def __init__(self, times):
+            self.times, self.replays = iter(times), 0
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def replay(self, graph):
+        graph.replays += 1
+        return Event(), Event(next(graph.times))
+
+    def construct(self, rounds=25, budget_ms=1e6):
+        self.rounds, self.budget_ms = rounds, budget_ms
+
+    monkeypatch.setattr(Stopwatch, "__init__", construct)
+    monkeypatch.setattr(Stopwatch, "_capture", lambda self, run: run())
+    monkeypatch.setattr(Stopwatch, "_replay", replay)
+    return Graph
+
+
+def timed(graph, *times, **options):
+    graphs = [graph(x) for x in times]
+    return Stopwatch(**options).time([lambda g=g: g for g in graphs] + [None]), [g.replays for g in graphs]
+
+
+def test_a_window(gpu):
+    (near, nearer, far, missing), replays = timed(
+        gpu, itertools.repeat(50.0), itertools.cycle([49.0, 51.0]), itertools.repeat(80.0)
+    )
+    assert (near, nearer.us, far) == (Timing(50.0), 49.0, Timing(80.0)) and missing.reason is Reason.NOT_MEASURED
+    assert replays == [25, 25, stopwatch.FIRST_ROUNDS]
+
+
+def test_a_window_ends_when_the_leader_is_separated(gpu):
+    assert timed(gpu, itertools.repeat(50.0), itertools.repeat(55.0))[1] == [stopwatch.ENOUGH_ROUNDS] * 2
+
+
+def test_a_window_ends_with_its_budget_but_not_before_the_first_rounds(gpu):
+    assert timed(gpu, itertools.repeat(50.0), itertools.repeat(50.0), budget_ms=0)[1] == [stopwatch.FIRST_ROUNDS] * 2
+
+
+def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
+    (first, second, _), replays = timed(
+        gpu, *(itertools.chain([50.0] * 12, itertools.repeat(60.0)) for _ in range(2))
+    )
+    assert first.us == second.us == 60.0 and replays == [50, 50]
