@@ -7,8 +7,9 @@ pingpong kernel hides behind the next tile. In all it takes no less than the mem
 they are combined by a p-norm, which lies a little above the largest.
 
 The formula is an occupancy argument of the usual kind (tiles, waves, and the roofline of Williams et al., 2009); the
-constants are fitted to measurements of 258 configurations on 15 problems on an H200, by least squares on the
-logarithm of the time with the fast configurations weighted most. It ranks candidates; it does not predict a time.
+constants are fitted to measurements of every configuration on 96 problems on an H200 (`bench.candidates`), by what the
+best five cost against the best of all and by least squares on the logarithm of the time, with the fast configurations
+weighted most. It ranks candidates; it does not predict a time.
 Another architecture gets the same constants with its datasheet's rates in place of Hopper's (`model_of`).
 """
 
@@ -66,9 +67,10 @@ class OccupancyModel:
 
         arithmetic = 2 * tile_m * tile_n * problem.k / self.flops
         loaded = (tile_m / candidate.cluster_n + tile_n / candidate.cluster_m) * problem.k * itemsize / self.l2_bytes
-        # Each group of rows reads all of the tile of B.
+        # Each group of rows reads all of the tile of B; where two warp groups share the columns, both read all of A.
         groups = math.ceil(tile_m / (128 if self.tensor_memory else 64))
-        shared = (tile_m + groups * tile_n) * problem.k * itemsize / self.shared_bytes
+        by_columns = not candidate.pingpong and (tile_m == 320 or (tile_m == 192 and tile_n > 128))
+        shared = ((1 + by_columns) * tile_m + groups * tile_n) * problem.k * itemsize / self.shared_bytes
         tiles = sum(operand.kind is OperandKind.TILE for operand in program.operands)
         # A further store is taken to cost what reading a tile does: nothing was fitted to one.
         passes = tiles + len(program.stores) - 1
@@ -89,18 +91,18 @@ def _norm(p: float, *values: float) -> float:
 
 HOPPER = OccupancyModel(
     multiprocessors=132,
-    flops=7.41e6,
-    l2_bytes=131.9e3,
-    shared_bytes=272.6e3,
-    epilogue_us=14.8e-5,
-    tile_operand_us=5.9e-5,
-    hidden=0.71,
-    tile_us=3.0,
-    launch_us=10.7,
+    flops=6.57e6,
+    l2_bytes=102.4e3,
+    shared_bytes=320.1e3,
+    epilogue_us=6.8e-5,
+    tile_operand_us=11.2e-5,
+    hidden=0.65,
+    tile_us=1.44,
+    launch_us=9.1,
     memory_bytes=3.61e6,
-    saturation=3.0,
-    stream_norm=3.1,
-    memory_norm=6.8,
+    saturation=10.5,
+    stream_norm=3.66,
+    memory_norm=5.31,
 )
 """Fitted on an H200 (132 multiprocessors, bfloat16). An H100 differs in memory alone."""
 

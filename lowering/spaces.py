@@ -56,7 +56,9 @@ def _legal_on_sm90(candidate: Candidate) -> bool:
     if candidate.pingpong:  # one warp group a tile
         limit = {64: 256, 128: 208, 192: 128}.get(tile_m, 0)
         return tile_n <= limit
-    if tile_m not in (64, 128, 192, 256) or tile_n > 256 or (tile_m == 192 and tile_n % 32):
+    if tile_m in (192, 320) and tile_n % 32:
+        return False
+    if tile_n > {64: 256, 128: 256, 192: 256, 256: 256, 320: 160}.get(tile_m, 0):
         return False
     warp_groups = 1 if tile_m == 64 else 2
     return tile_m * tile_n // (warp_groups * 128) <= _ACCUMULATOR_REGISTERS
@@ -82,8 +84,8 @@ def _legal_on_sm120(candidate: Candidate) -> bool:
 
 SPACES = {
     "sm_90a": Space(
-        tiles_m=(64, 128, 256),
-        tiles_n=(16, 32, 64, 96, 128, 160, 192, 208, 256),
+        tiles_m=(64, 128, 192, 256, 320),
+        tiles_n=(16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 208, 224, 256),
         clusters=((1, 1), (2, 1), (1, 2)),
         pingpong=(True, False),
         is_legal=_legal_on_sm90,

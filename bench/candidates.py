@@ -1,0 +1,158 @@
+"""The candidates study: how far are the best N candidates of a problem from the best of all?
+
+    python -m nvgemm_fusion.bench.candidates [OUTPUT]   times all; needs a Hopper GPU, and uses every one that is there
+    python -m nvgemm_fusion.bench.candidates --check    ranks again and compares with the times on file; needs no GPU
+
+Every legal configuration of QuACK is timed on every GEMM of `layers`, with the epilogue that follows it there, beside
+`torch.mm` (the product alone). The file keeps all times, so that a ranking can be judged, and fitted, without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from ..fusion.decision import Timing
+from ..fusion.problem import Problem
+from ..fusion.program import OperandKind
+from ..lowering.candidates import candidates
+from ..lowering.compiler import CompiledKernel, KernelCompiler
+from ..lowering.kernel import Candidate, KernelSpec
+from ..lowering.launcher import bind
+from ..lowering.packages import versions
+from ..lowering.providers import QUACK
+from ..lowering.store import KernelStore
+from ..lowering.targets import TARGETS, current_target
+from ..scheduler_hooks.stopwatch import Stopwatch
+from .gpus import over_gpus
+from .layers import LAYERS, M_SIZES, Gemm, program
+
+RESULTS = Path(__file__).parent / "results" / "h200-candidates.json"
+LIMIT = 5
+"""How many candidates of a problem are compared with all: the default of `config.nvgemm_max_profiling_configs`."""
+ROUNDS, BUDGET_MS = 15, 4000
+Task = tuple[Gemm, int]
+
+
+def tasks() -> list[Task]:
+    """Every different GEMM of the layers, at every M, the longest first: no GPU shall have one left at the end."""
+    gemms = dict.fromkeys(gemm for layer in LAYERS for gemm in layer.gemms)
+    return [(gemm, m) for m in reversed(M_SIZES) for gemm in gemms]
+
+
+def every_candidate(problem: Problem, epilogue: str) -> list[Candidate]:
+    """All legal configurations of QuACK."""
+    found = candidates(problem, TARGETS["H200"], program(epilogue), None)
+    return [candidate for candidate in found if candidate.provider == QUACK]
+
+
+def compile_all(todo: Iterable[Task]) -> None:
+    """Compiles every kernel that is timed, on all cores."""
+    target = TARGETS["H200"]
+    specs = {
+        spec.key: spec
+        for gemm, m in todo
+        for candidate in every_candidate(gemm.problem(m), gemm.epilogue)
+        for spec in [KernelSpec.of(gemm.problem(m), candidate, program(gemm.epilogue), target)]
+    }
+    compiler = KernelCompiler(KernelStore(), os.cpu_count() or 1)
+    try:
+        futures = [compiler.submit(spec) for spec in specs.values()]
+        for future in track(futures, "compiling", disable=not sys.stderr.isatty()):
+            future.result()
+    finally:
+        compiler.close()
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """The record of one task: microseconds of every candidate that runs, and of the product alone."""
+    gemm, m = task
+    problem, epilogue = gemm.problem(m), program(gemm.epilogue)
+    a = torch.randn(m, gemm.k, dtype=problem.dtype, device="cuda")
+    b = torch.randn(gemm.n, gemm.k, dtype=problem.dtype, device="cuda").mul_(1 / math.sqrt(gemm.k)).t()
+    sizes = {OperandKind.TILE: (m, gemm.n), OperandKind.ROW: (gemm.n,)}
+    operands = [torch.randn(sizes[x.kind], dtype=x.dtype, device="cuda") for x in epilogue.operands]
+    result = torch.empty(m, gemm.n, dtype=problem.dtype, device="cuda")
+    found = every_candidate(problem, gemm.epilogue)
+    launchers = [_launcher(KernelSpec.of(problem, candidate, epilogue, TARGETS["H200"])) for candidate in found]
+    runs = [
+        None if launch is None else (lambda launch=launch: launch(a, b, *operands, result)) for launch in launchers
+    ]
+    alone, *timings = Stopwatch(ROUNDS, BUDGET_MS).time([lambda: torch.mm(a, b, out=result), *runs])
+    return {
+        "m": m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "epilogue": gemm.epilogue,
+        "us_mm_alone": round(alone.us, 2),
+        "us": {str(c): round(t.us, 2) for c, t in zip(found, timings) if isinstance(t, Timing)},
+        "failed": {str(c): str(t) for c, t in zip(found, timings) if not isinstance(t, Timing)},
+    }
+
+
+def shortfall(record: dict[str, Any], limit: int = LIMIT) -> float:
+    """The time of the best of the first `limit` candidates, as ranked now, over that of the best of all."""
+    problem = Gemm(record["n"], record["k"], record["epilogue"]).problem(record["m"])
+    ranked = candidates(problem, TARGETS["H200"], program(record["epilogue"]), limit)
+    times = [record["us"][str(candidate)] for candidate in ranked if str(candidate) in record["us"]]
+    return min(times, default=math.inf) / min(record["us"].values())
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """The shortfalls in one line."""
+    ratios = [shortfall(record) for record in records]
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    over = sum(ratio > 1.03 for ratio in ratios)
+    return (
+        f"{len(ratios)} problems: the best of the top {LIMIT} takes {mean:.4f} times the best of all "
+        f"(geometric mean); {max(ratios):.3f} at worst; more than 1.03 in {over}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the records, or checks the ranking against those on file."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--check" in arguments:
+        records = json.loads(RESULTS.read_text(encoding="utf-8"))["records"]
+        for record in sorted(records, key=shortfall, reverse=True):
+            best = min(record["us"], key=record["us"].get)
+            size = f"{record['m']:5} {record['n']:6} {record['k']:6}"
+            print(f"{shortfall(record):.3f} {size} {record['epilogue']:9} {record['us'][best]:8.1f} us  {best}")
+        print(summary(records))
+        return
+    output = Path(arguments[0]) if arguments else RESULTS
+    todo = tasks()
+    compile_all(todo)
+    results = track(over_gpus(measure, todo), "timing", len(todo), disable=not sys.stderr.isatty())
+    records = sorted(results, key=lambda record: (record["m"], record["n"], record["k"], record["epilogue"]))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    about = {"gpu": torch.cuda.get_device_name(), "target": str(current_target()), "versions": versions()}
+    lines = ",\n".join(json.dumps(record) for record in records)  # a record a line: the file is read by people, too
+    output.write_text(f'{{"about": {json.dumps(about)},\n"records": [\n{lines}\n]}}\n', encoding="utf-8")
+    print(summary(records))
+
+
+@lru_cache(maxsize=None)
+def _launcher(spec: KernelSpec) -> Any:
+    compiler = _compiler()
+    compiled = compiler.compile([spec])[0]
+    return bind(compiled) if isinstance(compiled, CompiledKernel) else None
+
+
+@lru_cache(maxsize=None)
+def _compiler() -> KernelCompiler:
+    return KernelCompiler(KernelStore(), 1)
+
+
+if __name__ == "__main__":
+    main()
