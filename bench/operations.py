@@ -5,7 +5,8 @@
 
 An op is measured by a kernel of its own: a GEMM whose epilogue ignores the product and applies the op to tiles. An
 error counts in ulp of the exact result, where that is a normal number of float32. At special values (NaN, infinities,
-zeros) and wherever a result is one, ours has to be what Inductor's kernel makes of the same operands.
+zeros) and wherever a result is one, ours has to be what Inductor's kernel makes of the same operands, or eager torch:
+Triton 3.6 negates by subtracting from +0, and its remainder of an infinity is not a NaN.
 """
 
 from __future__ import annotations
@@ -113,14 +114,18 @@ def compare(case: Case, result: torch.Tensor, inductor: torch.Tensor | None) -> 
     """The record of one case. inductor: what Inductor makes of it, None for what has no special values.
 
     ulp: the largest error, at the operands `at`. beyond: by how much the documented bound is exceeded at most, where a
-    correct rounding is granted half an ulp; 0 where it is kept. mismatches: how often a special value is not
-    Inductor's, with some of them in `examples` as [operands, ours, Inductor's].
+    correct rounding is granted half an ulp; 0 where it is kept. mismatches: how often a special value is neither
+    Inductor's nor eager's, with some of them in `examples` as [operands, ours, Inductor's]. as_eager: how often it is
+    eager's and not Inductor's.
     """
-    inductor = result if inductor is None else inductor
-    (exact,) = evaluate(case.program, torch.zeros(M, N, device=result.device), case.operands)
+    product = torch.zeros(M, N, device=result.device)
+    (exact,), (eager,) = (evaluate(case.program, product, case.operands, to) for to in (torch.float64, torch.float32))
+    inductor = eager if inductor is None else inductor
     operands = [operand.double() for operand in case.operands]
     error = ERRORS[case.name]
     normal = exact.isfinite() & (exact.abs() >= SMALLEST) & (exact.abs() <= LARGEST)
+    if kind_of(case.dtype) != FLOAT:
+        normal |= exact == 0
     ulps = torch.where(normal, (result.double() - exact).abs() / _ulp(exact), 0.0).nan_to_num(math.inf, math.inf)
     beyond = ulps - (error.ulp + 0.5 + error.grows * operands[0].abs().nan_to_num(0.0, 0.0, 0.0))
     worst = int(ulps.argmax())
@@ -130,13 +135,15 @@ def compare(case: Case, result: torch.Tensor, inductor: torch.Tensor | None) -> 
     # Inductor's kernels take subnormal numbers for zero here and there.
     for tensor in (*operands, exact):
         special &= (tensor == 0) | ~(tensor.abs() < SMALLEST)
-    wrong = special & (_kind(result) != _kind(inductor))
+    unlike_eager, unlike_inductor = (special & (_kind(result) != _kind(theirs)) for theirs in (eager, inductor))
+    wrong = unlike_eager & unlike_inductor
     return {
         "ulp": round(ulps.max().item(), 3),
         "at": [repr(operand.flatten()[worst].item()) for operand in operands],
         "beyond": round(max(0.0, beyond.max().item()), 3),
         "compared": int(normal.sum()),
         "mismatches": int(wrong.sum()),
+        "as_eager": int((unlike_inductor & ~unlike_eager).sum()),
         "examples": [
             [[repr(operand.flatten()[i].item()) for operand in operands], *(repr(t.flatten()[i].item()) for t in pair)]
             for pair in [(result, inductor)]

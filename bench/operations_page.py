@@ -44,7 +44,7 @@ An operand is a tile (M, N), a row (N), a column (M) or a scalar, of a dtype of 
 The largest error is the distance from the correctly rounded result, in units of its last place (ulp), as documented for
 the instructions that are used; it holds where the result is a normal number. The measured one is the distance from the
 exact result, so half an ulp of it is the rounding itself{with_what}.
-Special values come out as Inductor's own kernels give them.
+Special values come out as Inductor's own kernels give them{as_eager}.
 
 QuACK's kernels run every one of them ({architectures}); the kernels of the CUTLASS Operator API have no
 epilogue on Hopper. A name in brackets is Inductor's.
@@ -81,6 +81,9 @@ def page() -> str:
     """The page as it should be."""
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else None
     with_what = f" (torch {results['torch']}, {results['gpu']})" if results else ""
+    records = results["ops"].items() if results else ()
+    eager = [f"`{name}`" for name, of in records if any(record["as_eager"] for record in of.values())]
+    as_eager = f", or as eager torch does where that is something else (here: {', '.join(eager)})" if eager else ""
     about_places = ", ".join(f"`{name}`" for name in OTHER_REASONS)
     refused = {f"where something is read, unless it is a broadcast ({about_places})": "index pattern", **_REFUSED}
     return (
@@ -89,6 +92,7 @@ def page() -> str:
             operands="\n".join(f"| {dtype_name(a)} | {_loaded(a, b)} |" for a, b in CARRIERS.items()),
             architectures=", ".join(SPACES),
             with_what=with_what,
+            as_eager=as_eager,
         )
         + "\n".join(_rows(results["ops"] if results else {}))
         + "\n"

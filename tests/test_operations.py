@@ -408,7 +408,7 @@ def test_the_page_of_operations_is_up_to_date():
 
 
 def test_the_page_shows_what_was_measured(monkeypatch, tmp_path):
-    right = {"ulp": 0.5, "at": ["1.0"], "beyond": 0.0, "mismatches": 0}
+    right = {"ulp": 0.5, "at": ["1.0"], "beyond": 0.0, "mismatches": 0, "as_eager": 0}
     results = {"gpu": "NVIDIA H200", "torch": "2.13.0", "ops": {"exp": {"float32": right | {"ulp": 1.625}}}}
     results["ops"]["add"] = {"float32": right, "int8": right | {"ulp": 9.0, "beyond": 8.5}}
     path = tmp_path / "results.json"
@@ -436,6 +436,8 @@ def test_what_is_emitted_passes_the_check_of_the_gpu(monkeypatch):
     assert operations.compare(case, result * (1 + 2**-20), result)["beyond"] > 2
     record = operations.compare(case, result.nan_to_num(1.0), result)
     assert record["mismatches"] and len(record["examples"]) == operations.SHOWN
+    record = operations.compare(case, result, result.nan_to_num(1.0))  # where Inductor is not right, eager is
+    assert record["as_eager"] and not record["mismatches"]
 
 
 def test_the_kernels_that_are_measured_compile():
