@@ -1,6 +1,14 @@
 """Side-by-side measurement: what the project claims, and how it was measured.
 
     graphs      the named graphs that are measured
+    layers      layers of real models, with their GEMMs
+    side_by_side  one function compiled under several settings
+    gpus        work on all GPUs of a machine
+    suite       the layers side by side with every backend of torch: `python -m nvgemm_fusion.bench.suite`
+    plots       pictures of that
+    candidates  every kernel configuration on their GEMMs: `python -m nvgemm_fusion.bench.candidates`
+    e2e         the decoder of Llama 3.1 8B, off and on: `python -m nvgemm_fusion.bench.e2e`
+    launch      host time of a call: `python -m nvgemm_fusion.bench.launch`
     smoke       four graphs at three sizes on a real GPU: `python -m nvgemm_fusion.bench.smoke`
     operations  every op on a real GPU: `python -m nvgemm_fusion.bench.operations`
     operations_page  the page `docs/operations.md`, with what was measured
@@ -12,9 +20,9 @@
     doctor      whether fusion can work here
     report      a decision log as one HTML page
     drawing     the graph of a region, placed for drawing
-    suite       a suite of graphs, out of a Python file
-    suite_graphs  our own suite
-    suite_run   a suite, compiled: what was decided, and whether the results are right
+    regression_suite  a suite of graphs for the gate, out of a Python file
+    regression_graphs  our own
+    regression_run   one, compiled: what was decided, and whether the results are right
     numerics    results and emitted epilogues against float64
     generated_code  what Inductor generated for the virtual device, run on the CPU
     baseline    the decisions of a suite as a file

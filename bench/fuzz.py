@@ -1,6 +1,9 @@
 """Random graphs on a real GPU, fused by force: is any number wrong?
 
-    python -m nvgemm_fusion.bench.fuzz [--count N] [--seed N] [--output FILE]      (bench/results/h200-fuzz.json)
+    python -m nvgemm_fusion.bench.fuzz [--count N] [--seed N] [--workers N] [--output FILE]
+
+The result goes to bench/results/h200-fuzz.json. Batches of graphs are compiled in `--workers` processes at a time, that
+share one GPU: nothing is timed.
 
 Each is a GEMM of random size with a random expression over it (`random_graphs`). Two things are asked: that the error
 against float64 is at most 1.1 times that of the unfused form, and that a NaN or an infinity stands where the unfused
@@ -11,9 +14,12 @@ signs.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +58,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     options = parser.parse_args()
-    source, cases = random.Random(options.seed), []
-    for _ in track(range(-(-options.count // BATCH)), "random graphs"):
-        cases += batch(source)
-    cases = cases[: options.count]
+    source = random.Random(options.seed)
+    seeds = [source.getrandbits(64) for _ in range(-(-options.count // BATCH))]
+    # Each process has compilers of its own, and all of them share the cores.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        batches = track(pool.map(batch, seeds), "random graphs", len(seeds))
+        cases = [case for found in batches for case in found][: options.count]
     worst = sorted(cases, key=lambda case: (not case["wrong"], -case["error_ratio"]))[:WORST]
     result = {
         "count": len(cases),
@@ -75,8 +85,9 @@ def main() -> None:
     raise SystemExit(int(result["wrong"] > 0))
 
 
-def batch(source: random.Random) -> list[dict[str, Any]]:
+def batch(seed: int) -> list[dict[str, Any]]:
     """BATCH cases of one x (M, K): what each computed, against float64 and against the unfused form."""
+    source = random.Random(seed)
     torch.manual_seed(source.getrandbits(32))
     m, k, dtype = source.choice(M_SIZES), source.choice(K_SIZES), source.choice((torch.bfloat16, torch.float16))
     has_specials = source.random() < 0.1
@@ -91,7 +102,7 @@ def batch(source: random.Random) -> list[dict[str, Any]]:
         for tensor in inputs[1:]:
             if tensor.is_floating_point() and tensor.shape[-1] != k:
                 at = torch.rand(tensor.shape) < 0.02
-                tensor[at] = torch.tensor(SPECIALS)[torch.randint(len(SPECIALS), (int(at.sum()),))].to(dtype)
+                tensor[at] = torch.tensor(SPECIALS)[torch.randint(len(SPECIALS), (int(at.sum()),))].to(tensor.dtype)
     inputs = [tensor.cuda() for tensor in inputs]
     function = written(trees)
     exact = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))

@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,9 @@ from ..lowering.packages import installed_versions
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .graphs import GRAPHS, Graph
 from .numerics import error
+from .side_by_side import ATEN, FORCED, FRESH, STOCK, compiled
 
 SIZES = ((16, 14336, 4096), (256, 14336, 4096), (4096, 14336, 4096))
-STOCK = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "nvgemm_epilogue_fusion": False}
-UNFUSED = {**STOCK, "max_autotune_gemm_backends": "ATEN"}
-FUSED = {**STOCK, "nvgemm_epilogue_fusion": True, "nvgemm_fusion_cache": False}
-FORCED = {**FUSED, "nvgemm_fusion_force": True}
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-smoke.json"
 
 
@@ -64,18 +60,18 @@ def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
     exact = graph.function(*(tensor.double() for tensor in inputs))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "log.jsonl")
-        chosen = compiled(graph, inputs, {**FUSED, "nvgemm_fusion_log": path})
+        chosen = compiled(graph.function, inputs, {**FRESH, "nvgemm_fusion_log": path})
         (decision,) = log.read(path)
     forms = {
         "chosen": chosen,
-        "forced": compiled(graph, inputs, FORCED),
-        "best_unfused": compiled(graph, inputs, UNFUSED),
-        "stock": compiled(graph, inputs, STOCK),
+        "forced": compiled(graph.function, inputs, FORCED),
+        "best_unfused": compiled(graph.function, inputs, ATEN),
+        "stock": compiled(graph.function, inputs, STOCK),
         "eager": graph.function,
     }
     with torch.no_grad():
         errors = {name: error([form(*inputs)], [exact]) for name, form in forms.items()}
-        timings = Stopwatch(rounds=40).time([lambda form=form: form(*inputs) for form in forms.values()])
+        timings = Stopwatch(rounds=40, budget_ms=2000).time([lambda form=form: form(*inputs) for form in forms.values()])
     times = {name: timing for name, timing in zip(forms, timings) if isinstance(timing, Timing)}
     choice = decision["alternatives"][decision["chosen"]]
     return {
@@ -96,17 +92,6 @@ def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(),
         "versions": installed_versions(),
     }
-
-
-def compiled(graph: Graph, inputs: Sequence[torch.Tensor], settings: dict[str, Any]) -> Callable[..., torch.Tensor]:
-    """`graph` compiled under `settings`, and run once."""
-    original = graph.function
-    # A code object of its own: Dynamo keeps what it compiled with the code, and would hand it out again.
-    copy = types.FunctionType(original.__code__.replace(), original.__globals__, closure=original.__closure__)
-    function = torch.compile(copy, dynamic=False, options=settings)
-    with torch.no_grad():
-        function(*inputs)
-    return function
 
 
 if __name__ == "__main__":

@@ -1,109 +1,234 @@
-"""Suite: a Python file with a generator `graphs` that yields (name, callable of tensors, inputs on the CPU)."""
+"""The suite: layers of real models side by side with every backend that torch ships, on a Hopper GPU.
+
+    python -m nvgemm_fusion.bench.suite [OUTPUT] [--quick]      (default: bench/results/h200-suite.json)
+
+One row is one layer at one M, in bfloat16. It is decided in one process, with nothing on disk that could help, and
+measured in another: there the layer is compiled with the flag on, which takes the decision from disk, and as each peer;
+all are timed by the stopwatch in one window. Then the contest is held again, for the regret: the time of what was
+chosen over that of the best of all alternatives and peers. All GPUs of the machine are used. Rows that are done are
+kept beside OUTPUT, and a run that was interrupted goes on from there.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import json
+import math
+import os
+import statistics
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+from rich.progress import track
 
-from .baseline import WrongUse, printable
+from ..fusion import log
+from ..fusion.decision import Timing
+from ..lowering.packages import versions
+from ..scheduler_hooks.stopwatch import Stopwatch
+from .gpus import over_gpus
+from .layers import LAYERS, M_SIZES, Layer
+from .numerics import error
+from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled
 
-SEED = 0
-MODULE_NAME = "nvgemm_fusion_suite"
-END = object()
+RESULTS = Path(__file__).parent / "results" / "h200-suite.json"
+QUICK_M, QUICK_MODELS = (16, 1024), ("Llama 3.1 8B", "GPT-2 XL")
+ROUNDS, BUDGET_MS = 40, 2000
+OURS = "ours"
+Task = tuple[Layer, int]
 
 
-@dataclass(frozen=True)
-class SuiteGraph:
-    """One graph of a suite: a function or module, and the tensors that it is called with."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the rows. Exits with 1 when a result is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("--quick", action="store_true", help="one model, two sizes of M: under four minutes")
+    options = parser.parse_args(arguments)
+    tasks = [(layer, m) for m in M_SIZES for layer in LAYERS]
+    if options.quick:
+        tasks = [(layer, m) for layer, m in tasks if m in QUICK_M and layer.model in QUICK_MODELS]
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    finished = options.output.with_suffix(".partial.jsonl")
+    rows = [json.loads(line) for line in finished.read_text().splitlines()] if finished.exists() else []
+    done = {(row["model"], row["layer"], row["m"]) for row in rows}
+    todo = [(layer, m) for layer, m in tasks if (layer.model, layer.name, m) not in done]
+    with tempfile.TemporaryDirectory() as folder, finished.open("a", encoding="utf-8") as lines:
+        os.environ["NVGEMM_FUSION_CACHE_DIR"] = f"{folder}/decisions"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+        for row in track(_measured(todo), "measuring", len(todo), disable=not sys.stderr.isatty()):
+            rows.append(row)
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            print(_line(row), flush=True)
+    order = {(layer.model, layer.name): number for number, layer in enumerate(LAYERS)}
+    rows.sort(key=lambda row: (order[row["model"], row["layer"]], row["m"]))
+    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "summary": summary(rows)}
+    body = ",\n".join(json.dumps(row) for row in rows)  # a row a line: the file is read by people, too
+    options.output.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{body}\n]}}\n', encoding="utf-8")
+    finished.unlink()
+    print(json.dumps(about["summary"], indent=1))
+    sys.exit(1 if any(row["error_ratio"] > 1.1 for row in rows) else 0)
 
-    name: str
-    function: Callable[..., Any]
-    inputs: tuple[torch.Tensor, ...]
+
+def _measured(tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
+    """The rows of `tasks`, one M after the other, so that an interrupted run has something to show."""
+    for size in dict.fromkeys(m for _, m in tasks):
+        batch = [(layer, m) for layer, m in tasks if m == size]
+        decided = dict(over_gpus(decide, batch))
+        for row in over_gpus(measure, batch):
+            yield with_regret(row, decided[row["model"], row["layer"], row["m"]])
 
 
-def load(path: Path | None) -> Iterator[SuiteGraph]:
-    """The graphs of the suite in a file, or of ours for None, made one at a time from seeded random numbers.
+def decide(task: Task) -> tuple[tuple[str, str, int], list[dict[str, Any]]]:
+    """The name of a row, and the decisions of its layer, which are on disk from here on."""
+    layer, m = task
+    torch.compiler.reset()
+    inputs = _inputs(task)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/log.jsonl"
+        compiled(layer.function, inputs, {**FUSED, "nvgemm_fusion_log": path})
+        return (layer.model, layer.name, m), [_choice(record) for record in log.read(path)]
 
-    While the suite is in use, what lies beside the file can be imported. Raises WrongUse, also in the midst of the
-    graphs, for a suite that cannot be imported or yields anything else.
+
+def measure(task: Task) -> dict[str, Any]:
+    """A row without its regret: `us` and `spread` of every form, and `again`, the contests held a second time."""
+    layer, m = task
+    torch.compiler.reset()
+    inputs = _inputs(task)
+    forms = {OURS: compiled(layer.function, inputs, FUSED), "eager": layer.function}
+    forms["ATEN"] = compiled(layer.function, inputs, ATEN)
+    forms["ATEN,TRITON"] = compiled(layer.function, inputs, STOCK)
+    if stock_has_nvgemm():
+        forms["ATEN,TRITON,NVGEMM"] = compiled(
+            layer.function, inputs, {**STOCK, "max_autotune_gemm_backends": "ATEN,TRITON,NVGEMM"}
+        )
+    if layer.epilogue in CUBLASLT:
+        forms["cuBLASLt"] = CUBLASLT[layer.epilogue]
+    with torch.no_grad():
+        exact = layer.function(*(tensor.double() for tensor in inputs))
+        errors = [error([forms[name](*inputs)], [exact]) for name in (OURS, "ATEN")]
+        del exact
+        timings = Stopwatch(ROUNDS, BUDGET_MS).time([lambda form=form: form(*inputs) for form in forms.values()])
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/log.jsonl"
+        compiled(layer.function, inputs, {**FRESH, "nvgemm_fusion_log": path})
+        again = [
+            {(a["backend"], a["candidate"], len(a["fused"])): a["us"] for a in record["alternatives"] if a["us"]}
+            for record in log.read(path)
+        ]
+    bandwidth, rate = peaks()
+    return {
+        "model": layer.model,
+        "layer": layer.name,
+        "m": m,
+        "n": layer.n,
+        "k": layer.k,
+        "gemms": layer.weights,
+        "dtype": "bfloat16",
+        "us": {name: round(t.us, 2) for name, t in zip(forms, timings) if isinstance(t, Timing)},
+        "spread": {name: round(t.spread, 2) for name, t in zip(forms, timings) if isinstance(t, Timing)},
+        "error_ratio": round(errors[0] / errors[1], 4),
+        "roofline_us": round(max(layer.bytes_moved(m) / bandwidth, layer.flops(m) / rate) * 1e6, 2),
+        "again": again,
+    }
+
+
+def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row with what was decided, and with the ratios that follow.
+
+    Where a choice was not timed again (a Triton template goes by another number), the fastest of its backend counts.
     """
-    if path is None:
-        from . import suite_graphs
-
-        yield from _graphs(suite_graphs, "the suite")
-        return
-    if not path.is_file() or path.suffix != ".py":
-        raise WrongUse(f"there is no suite {path}: --suite takes a Python file with a generator `graphs`")
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        yield from _graphs(_module(path), f"the suite {path}")
-    finally:
-        sys.path.remove(str(path.parent.resolve()))
-
-
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[MODULE_NAME] = module  # Dynamo looks up the module of a function by name
-    with _blamed_on(f"the suite {path} cannot be imported"):
-        spec.loader.exec_module(module)
-    return module
+    again, us = row["again"], row["us"]
+    chosen = best = 0.0
+    for choice, times in zip(choices, again):
+        key = choice["backend"], choice["candidate"], choice["fused"]
+        alike = [t for (backend, _, fused), t in times.items() if (backend, fused) == (key[0], key[2])]
+        best += min(times.values())
+        chosen += times.get(key, min(alike, default=min(times.values())))
+    peers = {name: value for name, value in us.items() if name != OURS}
+    best_peer = min(peers, key=peers.get)
+    return {
+        **{key: value for key, value in row.items() if key != "again"},
+        "choice": choices,
+        "best_peer": best_peer,
+        "regret": round(max(1.0, us[OURS] / us[best_peer], chosen / best if best else 1.0), 4),
+        "speedup_best_peer": round(us[best_peer] / us[OURS], 4),
+        "speedup_stock": round(us["ATEN,TRITON"] / us[OURS], 4),
+    }
 
 
-def _graphs(module: ModuleType, suite: str) -> Iterator[SuiteGraph]:
-    function, names = getattr(module, "graphs", None), set()
-    if not callable(function):
-        raise WrongUse(f"{suite} has no generator `graphs` that yields (name, callable, inputs)")
-    with _blamed_on(f"{suite} fails in graphs()"):
-        remaining = iter(function())
-    while True:
-        # Each graph is seeded by itself, so that its inputs stay when another one comes or goes.
-        with _blamed_on(f"{suite} fails in graphs()"), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            entry = next(remaining, END)
-        if entry is END:
-            break
-        graph = _checked(entry, f"{suite}, graph {len(names) + 1}")
-        if graph.name in names:
-            raise WrongUse(f"{suite} has two graphs {graph.name!r}: give each a name of its own")
-        names.add(graph.name)
-        yield graph
-    if not names:
-        raise WrongUse(f"{suite} yields no graph")
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What the rows say in a few numbers; geometric means."""
+    fused = [row for row in rows if any(choice["epilogue"] for choice in row["choice"])]
+    against_peer = [row["speedup_best_peer"] for row in rows]
+    return {
+        "rows": len(rows),
+        "rows_fused": len(fused),
+        "regret": _mean([row["regret"] for row in rows]),
+        "worst_regret": max(row["regret"] for row in rows),
+        "speedup_best_peer": _mean(against_peer),
+        "slowest_against_best_peer": min(against_peer),
+        "speedup_best_peer_where_fused": _mean([row["speedup_best_peer"] for row in fused]),
+        "speedup_stock": _mean([row["speedup_stock"] for row in rows]),
+        "worst_error_ratio": max(row["error_ratio"] for row in rows),
+    }
 
 
-def _checked(entry: Any, where: str) -> SuiteGraph:
-    if not isinstance(entry, tuple) or len(entry) != 3:
-        raise WrongUse(f"{where}: graphs() must yield (name, callable, inputs), not {type(entry).__name__}")
-    name, function, inputs = entry
-    if not isinstance(name, str) or not name.strip() or printable(name) != name:
-        raise WrongUse(f"{where}: a name must be printable text on one line, not {name!r:.80}")
-    if not callable(function):
-        raise WrongUse(f"{where}: {name!r} must come with something to call, not {type(function).__name__}")
-    if not isinstance(inputs, (tuple, list)) or not all(
-        isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in inputs
-    ):
-        raise WrongUse(f"{where}: the inputs of {name!r} must be a tuple of tensors on the CPU")
-    return SuiteGraph(name, function, tuple(inputs))
+def stock_has_nvgemm() -> bool:
+    """Whether torch's own NVGEMM backend works here: from 2.15 on it finds the Operator API under today's name."""
+    return tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 15)
 
 
-@contextmanager
-def _blamed_on(what: str) -> Iterator[None]:
-    """Whatever the suite's own code raises, as one line that says where."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        raise WrongUse(f"{what}: {describe(error)}") from error
+@lru_cache(maxsize=None)
+def peaks() -> tuple[float, float]:
+    """What this GPU reaches: bytes a second of a long copy, and operations a second of a large matrix product."""
+    source = torch.randn(1 << 29, device="cuda").bfloat16()
+    target, a, b = torch.empty_like(source), *(torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    product = torch.empty_like(a)
+    copy, multiply = Stopwatch(ROUNDS, BUDGET_MS).time([lambda: target.copy_(source), lambda: torch.mm(a, b, out=product)])
+    return 2 * source.nbytes / copy.us * 1e6, 2 * 8192**3 / multiply.us * 1e6
 
 
-def describe(error: BaseException) -> str:
-    """The kind of an error and its message, on one line."""
-    return printable(f"{type(error).__name__}: {error}").removesuffix(": ")
+CUBLASLT = {
+    "residual": lambda x, w, r: torch.addmm(r, x, w.t()),
+    "bias_gelu": lambda x, w, b: torch._addmm_activation(b, x, w.t(), use_gelu=True),
+}
+"""What torch passes to cuBLASLt with an epilogue of its own."""
+
+
+def _inputs(task: Task) -> tuple[torch.Tensor, ...]:
+    layer, m = task
+    torch.manual_seed(0)
+    return layer.inputs(m)
+
+
+def _choice(record: dict[str, Any]) -> dict[str, Any]:
+    """What was chosen for one GEMM."""
+    if record["chosen"] is None:
+        return {"backend": "", "candidate": "", "fused": 0, "epilogue": False}
+    chosen = record["alternatives"][record["chosen"]]
+    return {
+        "backend": chosen["backend"],
+        "candidate": chosen["candidate"],
+        "fused": len(chosen["fused"]),
+        "epilogue": bool(chosen["epilogue"]),
+    }
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return round(math.exp(statistics.fmean(map(math.log, ratios))), 4) if ratios else 1.0
+
+
+def _line(row: dict[str, Any]) -> str:
+    times = " ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
+    choice = ", ".join(f"{c['backend']} {c['candidate']}" + " +" * c["epilogue"] for c in row["choice"])
+    found = f"regret {row['regret']:.3f}, error {row['error_ratio']}"
+    return f"{row['model']} {row['layer']} {row['m']}: {times}; {found}; {choice}"
+
+
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 from nvgemm_fusion.bench.numerics import tensors
+from nvgemm_fusion.fusion import log
 
 pytestmark = pytest.mark.gpu
 
@@ -177,6 +182,67 @@ def test_cuda_graphs_and_side_streams(inductor_config, decisions):
         stream.synchronize()
         assert relative_error(result, exact) < 1e-2
     assert all(record["fused"] for record in decisions())
+
+
+def test_several_threads(inductor_config, decisions):
+    w, b, inputs = randn(2048, 1024) / 32, randn(2048), [randn(256, 1024) for _ in range(16)]
+    function = lambda x: F.relu(F.linear(x, w, b))  # noqa: E731
+    with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        compiled = torch.compile(function)
+        compiled(inputs[0])
+
+    def run(x):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            result = compiled(x)
+            torch.cuda.current_stream().synchronize()
+            return result
+
+    with ThreadPoolExecutor(4) as pool:
+        for x, result in zip(inputs, pool.map(run, inputs), strict=True):
+            assert relative_error(result, F.relu(F.linear(x.double(), w.double(), b.double()))) < 1e-2
+    assert [record["fused"] for record in decisions()] == [True]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_second_gpu(inductor_config, decisions):
+    inputs = [tensor.to("cuda:1") for tensor in (randn(512, 1024), randn(2048, 1024) / 32, randn(2048))]
+    function = lambda x, w, b: F.gelu(F.linear(x, w, b))  # noqa: E731
+    fused_by_force(function, inputs, inductor_config, decisions)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(function)(*inputs)
+    alternatives = decisions()[-1]["alternatives"]
+    assert all(a["status"] == "measured" for a in alternatives), [(a["candidate"], a["detail"]) for a in alternatives]
+
+
+SCRIPT = """
+import time, torch
+import torch.nn.functional as F
+x, w, b = (torch.randn(*size, device="cuda").bfloat16() for size in ((512, 1024), (4096, 1024), (4096,)))
+start = time.perf_counter()
+with torch.no_grad():
+    torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b)), mode="max-autotune-no-cudagraphs")(x, w, b)
+print(f"{time.perf_counter() - start:.1f} s")
+"""
+
+
+def test_a_second_process_takes_its_decision_from_disk(tmp_path):
+    records = []
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl"
+        environment = {
+            "NVGEMM_FUSION_CACHE_DIR": str(tmp_path / "ours"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"inductor{number}"),  # else it would not lower a second time
+            "TORCHINDUCTOR_NVGEMM_EPILOGUE_FUSION": "1",
+            "TORCHINDUCTOR_NVGEMM_FUSION_LOG": str(path),
+        }
+        subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **environment}, check=True)
+        records += log.read(str(path))
+    first, second = records
+    assert (first["from_cache"], second["from_cache"]) == (False, True)
+    choice = first["alternatives"][first["chosen"]]
+    assert second["alternatives"][second["chosen"]]["candidate"] == choice["candidate"]
+    assert len(second["alternatives"]) == 1 and all(not a["compile_s"] for a in second["alternatives"])
 
 
 def test_without_force_the_fastest_is_chosen(inductor_config, decisions):
