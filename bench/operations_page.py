@@ -73,7 +73,7 @@ _REFUSED = {
     "scans and sorts": "not pointwise",
     "scatter and atomic additions": "mutation, atomic",
     "int64 and float64, as an operand, a conversion or a result": "dtype",
-    "an int16 operand; a result that is no float": "dtype",
+    "an int16 operand or result": "dtype",
 }
 
 

@@ -96,7 +96,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Store:
-    """An (M, N) output: which value, converted to `dtype` with round-to-nearest-even, in which layout."""
+    """An (M, N) output: which value, in which layout. A float is converted to `dtype` with round-to-nearest-even (what is
+    too large for a float8 becomes its largest number); a bool or an integer is of `dtype` already."""
 
     value: int
     dtype: torch.dtype
@@ -170,6 +171,9 @@ class EpilogueProgram:
             dtypes.append(compute_dtype(instruction.dtype))
         if not self.stores or not all(isinstance(s.value, int) and 0 <= s.value < len(dtypes) for s in self.stores):
             raise ValueError("a program needs at least one store, of a value that it defines")
+        for store in self.stores:
+            if dtypes[store.value] != compute_dtype(store.dtype):
+                raise ValueError(f"a {dtypes[store.value]} value cannot be stored as {store.dtype}")
 
     def readable(self) -> str:
         """A form for people: one line an operand, an instruction and a store."""

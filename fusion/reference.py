@@ -45,7 +45,7 @@ def evaluate(
         values.append(value)
     results = (values[store.value].expand(m, n) for store in program.stores)
     if round_stores:
-        return tuple(result.to(store.dtype) for result, store in zip(results, program.stores))
+        return tuple(converted(result, store.dtype).to(store.dtype) for result, store in zip(results, program.stores))
     return tuple(results)
 
 

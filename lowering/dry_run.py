@@ -15,13 +15,14 @@ import torch
 
 from ..fusion.program import EpilogueProgram, Operand, OperandKind
 from ..fusion.reference import converted
-from .emit import DSL_TYPES, FUNCTION_NAME, carrier, emit, operand_name, store_name
+from .emit import CARRIERS, DSL_TYPES, FUNCTION_NAME, carrier, emit, operand_name, store_name
 
 
 def dry_run(
     program: EpilogueProgram, accumulator: torch.Tensor, operands: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The stores of `program` as the emitted source computes them, in float64 and before conversion to their dtypes.
+    """The stores of `program` as the emitted source computes them: floats in float64, before conversion to their dtype,
+    integers and bools in their own.
 
     Shapes as for `evaluate`: accumulator (M, N); tile (M, N), row (N,), column (M,), scalar one element.
     """
@@ -33,8 +34,10 @@ def dry_run(
         for number, (operand, tensor) in enumerate(zip(program.operands, operands, strict=True))
     }
     results = names[FUNCTION_NAME](accumulator.double(), **values)
-    shape = accumulator.shape
-    return tuple(torch.as_tensor(results[store_name(i)]).expand(shape) for i in range(len(program.stores)))
+    return tuple(
+        _stored(store.dtype, torch.as_tensor(results[store_name(i)]).expand(accumulator.shape))
+        for i, store in enumerate(program.stores)
+    )
 
 
 def _loaded(operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
@@ -44,6 +47,13 @@ def _loaded(operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
     bits = carrier(operand) == torch.float32 != operand.dtype
     loaded = tensor if bits else tensor.double()
     return loaded.reshape(-1, 1) if operand.kind is OperandKind.COLUMN else loaded
+
+
+def _stored(dtype: torch.dtype, result: torch.Tensor) -> torch.Tensor:
+    """What lies in memory afterwards, of a result that the kernel stores as a carrier of the same bits."""
+    if dtype.is_floating_point:
+        return result
+    return (result if CARRIERS[dtype] == torch.float32 else result.to(CARRIERS[dtype])).view(dtype)
 
 
 class _Float32:
@@ -56,6 +66,18 @@ class _Float32:
     def bitcast(value: torch.Tensor, _: object) -> torch.Tensor:
         """The bits of a float32 as an int32."""
         return value.view(torch.int32)
+
+
+class _Int32:
+    """Calling it converts to int32."""
+
+    def __call__(self, value: object) -> torch.Tensor:
+        return converted(torch.as_tensor(value), torch.int32)
+
+    @staticmethod
+    def bitcast(value: torch.Tensor, _: object) -> torch.Tensor:
+        """The bits of an int32 as a float32."""
+        return value.contiguous().view(torch.float32)
 
 
 def _as(dtype: torch.dtype) -> Callable[[object], torch.Tensor]:
@@ -84,6 +106,7 @@ _MATH = {
 _STAND_INS = {
     **{name: _as(dtype) for dtype, name in DSL_TYPES.items()},
     "Float32": _Float32(),
+    "Int32": _Int32(),
     "cutlass": types.SimpleNamespace(select_=torch.where),
     "cute": types.SimpleNamespace(
         math=types.SimpleNamespace(

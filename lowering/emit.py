@@ -14,7 +14,7 @@ import re
 import torch
 
 from ..fusion.ops import CONSTANT, FLOAT, INTEGER, TO_DTYPE, kind_of
-from ..fusion.program import EpilogueProgram, Instruction, Operand, OperandKind, compute_dtype
+from ..fusion.program import EpilogueProgram, Instruction, Operand, OperandKind, Store, compute_dtype
 from .expressions import EXPRESSIONS, INTEGER_EXPRESSIONS, helpers_of
 
 FUNCTION_NAME = "epilogue"
@@ -44,10 +44,10 @@ CARRIERS = {
     torch.bool: torch.uint8,
     torch.int32: torch.float32,
 }
-"""The dtypes of operands, and as which dtype of the same size each is loaded.
+"""The dtypes of operands and stores, and as which dtype of the same size each is loaded and stored.
 
-QuACK loads only some dtypes, and hands all but scalars on as float32. That holds every value of 8 bits; the bits of an
-int32 are loaded as those of a float32, which nothing converts on the way.
+QuACK knows only some dtypes, and hands all but scalars on as float32, in which it wants the results, too. That holds
+every value of 8 bits; the bits of an int32 pass as those of a float32, which nothing converts on the way.
 """
 
 _MODULE_HEAD = """\
@@ -91,7 +91,9 @@ def emit(program: EpilogueProgram) -> str:
         names.append(f"v{number}")
         dtypes.append(compute_dtype(instruction.dtype))
         lines.append(f"    v{number} = {expression}")
-    stores = ", ".join(f'"{store_name(i)}": {names[store.value]}' for i, store in enumerate(program.stores))
+    stores = ", ".join(
+        f'"{store_name(i)}": {_departure(store, names[store.value])}' for i, store in enumerate(program.stores)
+    )
     lines.append(f"    return {{{stores}}}")
     function = "\n".join(lines) + "\n"
     return "\n".join([_head(function), *helpers_of(function), function])
@@ -113,6 +115,15 @@ def _arrival(operand: Operand, name: str) -> str:
         return f"Float32.bitcast({name}, Int32)"
     number = name if carrier(operand) == torch.int32 else f"Int32({name})"
     return _held(number, operand.dtype) if kind == INTEGER else f"{number} != Int32(0)"
+
+
+def _departure(store: Store, name: str) -> str:
+    """The value as QuACK stores it: a Float32, which it converts to the carrier of the store's dtype."""
+    if store.dtype.is_floating_point:
+        return name
+    if CARRIERS[store.dtype] == torch.float32:
+        return f"Int32.bitcast({name}, Float32)"
+    return f"Float32({name} & Int32(255))" if store.dtype == torch.int8 else f"Float32({name})"
 
 
 def _expression(instruction: Instruction, inputs: list[str], dtypes: list[torch.dtype]) -> str:

@@ -17,7 +17,7 @@ import torch
 from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, Refusal
 from .compiler import CompiledKernel, shared_compiler
-from .emit import carrier
+from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
 from .providers import EXPORTED_NAME, OPERATORS
 from .verification import compute, verified
@@ -73,16 +73,17 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
     # What every call passes alike. The scheduler's tuple: clusters, raster order (compiled in), swizzle, and three
     # things that plain GEMMs do not use; the epilogue's ends with split-K's semaphore and workspace.
     scheduler = (clusters, None, _SWIZZLE, None, None, None)
-    operands_of = spec.program.operands
-    count = len(operands_of)
-    scalars = {i for i, operand in enumerate(operands_of) if operand.kind is OperandKind.SCALAR}
-    carried = {i: carrier(operand) for i, operand in enumerate(operands_of) if carrier(operand) != operand.dtype}
+    program, count = spec.program, len(spec.program.operands)
+    scalars = {i for i, operand in enumerate(program.operands) if operand.kind is OperandKind.SCALAR}
+    dtypes = [(operand.dtype, carrier(operand)) for operand in program.operands]
+    dtypes += [(store.dtype, CARRIERS[store.dtype]) for store in program.stores]
+    carried = {i: crossing for i, (dtype, crossing) in enumerate(dtypes) if crossing != dtype}
     swap_ab = spec.candidate.swap_ab
 
     def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
+        if carried:  # the same bytes, as a dtype that the kernel knows
+            rest = [t.view(carried[i]) if i in carried else t for i, t in enumerate(rest)]
         operands = rest[:count]
-        if carried:  # the same bytes, as a dtype that the kernel loads
-            operands = [t.view(carried[i]) if i in carried else t for i, t in enumerate(operands)]
         if scalars:  # they cross as addresses
             operands = [t.data_ptr() if i in scalars else t for i, t in enumerate(operands)]
         first, second = (b, a) if swap_ab else (a, b)  # a kernel of the transposed product takes B in A's place

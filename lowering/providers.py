@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from ..fusion.program import Major, OperandKind
-from .emit import FUNCTION_NAME, carrier, emit, operand_name, store_name
+from .emit import CARRIERS, FUNCTION_NAME, carrier, emit, operand_name, store_name
 from .kernel import KernelSpec
 from .spaces import SPACES
 
@@ -93,12 +93,12 @@ def _compile_quack(spec: KernelSpec) -> Any:
     epilogue = gemm_epilogue(ops=pins, outputs=tuple(name for name, _ in outputs))(function)
     with _fake_gpu():
         tensors = {name: _fake(*description) for name, description in operands.items()}
-        tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major) for name, store in outputs}
+        tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major) for name, store in outputs}
         store = spec.program.stores[0]
         plan = epilogue.gemm(
             _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
             _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
-            _fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major),
+            _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major),
             epi_args=tensors,
             tile_M=space.library_tile_m(candidate),
             tile_N=candidate.tile_n,

@@ -15,7 +15,7 @@ import torch
 
 from ..fusion.ops import TO_DTYPE
 from ..fusion.program import EpilogueProgram, OperandKind
-from ..fusion.reference import evaluate
+from ..fusion.reference import converted, evaluate
 
 ROWS, COLUMNS = 32, 64
 """How many of each are drawn."""
@@ -42,10 +42,11 @@ def mismatch(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> str |
     expected = evaluate(program, accumulator, picked, torch.float32, round_stores=True)
     steps = STEPS_ON_THE_WAY if any(i.op == TO_DTYPE for i in program.instructions) else STEPS
     for number, (output, exact) in enumerate(zip(outputs, expected, strict=True)):
-        wrong = _differs(output[rows][:, columns], exact, steps)
+        stored = _picked(output, OperandKind.TILE, rows, columns)
+        wrong = _differs(stored, exact, steps)
         if wrong.sum().item() > STRAY * wrong.numel():
             row, column = wrong.nonzero()[0].tolist()
-            found, right = output[rows[row], columns[column]].item(), exact[row, column].item()
+            found, right = stored[row, column].item(), exact[row, column].item()
             return (
                 f"store {number} differs at {wrong.sum().item()} of {wrong.numel()} places, such as "
                 f"({rows[row].item()}, {columns[column].item()}): {found:.6g} instead of {right:.6g}"
@@ -61,7 +62,7 @@ def compute(
     operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
     results = evaluate(program, a.to(dtype) @ b.to(dtype), operands, dtype)
     for output, result in zip(outputs, results, strict=True):
-        output.copy_(result)
+        output.copy_(converted(result, output.dtype))
 
 
 def verified(
@@ -101,7 +102,7 @@ def _drawn(size: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def _picked(tensor: torch.Tensor, kind: OperandKind, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """An operand where `rows` and `columns` cross."""
+    """An operand, or an output as a tile, where `rows` and `columns` cross."""
     # By their bytes, since not every torch indexes every narrow dtype on a GPU.
     raw = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
     chosen = {

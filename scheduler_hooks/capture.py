@@ -122,7 +122,7 @@ class RegionCapture:
         stores, outputs = [], []
         for buffer in buffers:
             access, dtype = self.written[buffer], V.graph.get_dtype(buffer)
-            if dtype not in FLOAT_DTYPES:
+            if dtype not in CARRIERS:
                 return Refusal(Reason.DTYPE, f"{buffer} is {dtype}")
             layout = MatrixLayout.of(self.size, (access.stride_m, access.stride_n), access.offset, dtype.itemsize)
             if not isinstance(layout, MatrixLayout):

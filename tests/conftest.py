@@ -113,6 +113,7 @@ def checked_graphs(h200, instant_kernels, inductor_config, monkeypatch):
     itself does. Regions are fused by force. The list holds the kernel calls of each graph that was compared."""
     from nvgemm_fusion.bench.generated_code import run_on_cpu
     from nvgemm_fusion.bench.numerics import relaid, tensors, widened
+    from nvgemm_fusion.fusion.reference import converted
     from torch._inductor import compile_fx
 
     compile_graph, compared = compile_fx._compile_fx_inner, []
@@ -120,6 +121,8 @@ def checked_graphs(h200, instant_kernels, inductor_config, monkeypatch):
     class InFloat64(torch.fx.Interpreter):
         def call_function(self, target, args, kwargs):
             if target is torch.ops.prims.convert_element_type.default and args[1].is_floating_point:
+                if args[1].itemsize == 1:
+                    return converted(args[0], args[1]).double()
                 args = args[0], torch.float64  # Inductor's kernels do not round on their way, either
             return super().call_function(target, args, kwargs)
 

@@ -19,6 +19,7 @@ from nvgemm_fusion.fusion.program import (
     OperandKind,
     ProgramBuilder,
     Store,
+    compute_dtype,
 )
 from nvgemm_fusion.fusion.reference import evaluate
 from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
@@ -60,8 +61,11 @@ class Writer:
     def program(self, steps):
         for _ in range(steps):
             self.values.append(self.step())
-        stored = [self.builder.convert(value, torch.float32) for value in self.values[-1:]]
-        return self.builder.build([Store(stored[0], self.draw(st.sampled_from([torch.float32, torch.bfloat16])))])
+        dtype = self.draw(st.sampled_from([torch.float32, torch.float32, torch.bfloat16, *CARRIERS]))
+        value = self.values[-1]
+        if kind_of(dtype) == INTEGER and self.builder.dtype_of(value) == torch.float32:
+            value = self.without_nan(value)
+        return self.builder.build([Store(self.builder.convert(value, compute_dtype(dtype)), dtype)])
 
     def step(self):
         choice = self.draw(st.sampled_from(["op"] * 6 + ["constant", "round"]))

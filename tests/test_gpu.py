@@ -24,7 +24,7 @@ def randn(*shape, dtype=BF16):
 
 
 def relative_error(result, exact):
-    return ((result.double() - exact).norm() / exact.norm()).item()
+    return ((result.double() - exact.double()).norm() / exact.double().norm()).item()
 
 
 def fused_by_force(function, inputs, config, decisions):
@@ -138,6 +138,60 @@ def test_several_stores(name, size, inductor_config, decisions):
     epilogues = [(record, record["alternatives"][record["chosen"]]["epilogue"]) for record in decisions()]
     programs = [record["programs"][digest]["readable"] for record, digest in epilogues if digest]
     assert any(program.count("store ") > 1 for program in programs)
+
+
+NARROW = {
+    "mask": lambda y, t, r: (F.relu(y), y > 0),
+    "mask_alone": lambda y, t, r: (y * t) <= r,
+    "int8": lambda y, t, r: (y * 40).round().clamp(-127, 127).to(torch.int8),
+    "uint8": lambda y, t, r: (y, (y.sigmoid() * 255).round().to(torch.uint8)),
+    "int32": lambda y, t, r: (y * 1000).to(torch.int32) * 65537,
+    "float8": lambda y, t, r: (F.silu(y) * 60).to(torch.float8_e4m3fn),
+    "float8_e5m2": lambda y, t, r: ((y * t).to(torch.float8_e5m2), y != r),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_results(name, transposed, inductor_config, decisions):
+    inputs = randn(272, 512), randn(528, 512) / 20, randn(272, 528), randn(528)
+
+    def function(x, w, t, r):
+        results = tensors(NARROW[name](F.linear(x, w), t, r))
+        return [result.t().contiguous().t() for result in results] if transposed else results
+
+    fused_by_force(function, inputs, inductor_config, decisions)
+
+
+def test_special_values_of_a_float8_are_inductors(inductor_config, decisions):
+    values = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 447.0, 449.0, 1e5], device="cuda")
+    x, w = torch.zeros(256, 128, device="cuda", dtype=BF16), torch.zeros(512, 128, device="cuda", dtype=BF16)
+    row = values.repeat(64).to(BF16)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        results = []
+        for settings in ({"nvgemm_epilogue_fusion": False}, {"nvgemm_fusion_force": True}):
+            torch._dynamo.reset()
+            with inductor_config.patch(max_autotune_gemm_backends="ATEN", **settings), torch.no_grad():
+                function = lambda x, w, r: (F.linear(x, w) + r).to(dtype)  # noqa: B023, E731
+                results.append(torch.compile(function, dynamic=False)(x, w, row).view(torch.uint8))
+        assert torch.equal(*results)
+    assert all(record["fused"] for record in decisions())
+
+
+def test_tuning_stays_within_twice_its_tensors(inductor_config, decisions):
+    x, w, b = randn(8192, 4096), randn(8192, 4096) / 64, randn(8192)
+    own = x.nbytes + w.nbytes + b.nbytes + 8192 * 8192 * 2
+    flush = 2 * torch.cuda.get_device_properties(0).L2_cache_size
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    with inductor_config.patch(max_autotune_gemm_backends="ATEN"), torch.no_grad():
+        result = torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"))(x, w, b)
+    peak = torch.cuda.max_memory_reserved() - before
+    assert peak <= 2 * own + flush + (64 << 20), (peak, own, flush)
+    del result
+    assert decisions()
 
 
 def test_special_values_are_inductors(inductor_config, decisions):

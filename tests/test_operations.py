@@ -343,7 +343,7 @@ REFUSED = {
     "int64 operand": (lambda v, o: v * WIDE, "dtype", "torch.int64"),
     "int16 operand": (lambda v, o: v * SHORT, "dtype", "torch.int16"),
     "float64": (lambda v, o: (v.double() * 2.5).to(BF16), "dtype", "a conversion to torch.float64"),
-    "bool result": (lambda v, o: v > o, "dtype", "torch.bool"),
+    "int16 result": (lambda v, o: v.to(torch.int16), "dtype", "torch.int16"),
     "bits of a float": (lambda v, o: v.view(torch.int16).bitwise_and(3).to(BF16), "unsupported op", "to_dtype_bitcast"),
     "bucketize": (lambda v, o: torch.bucketize(v, torch.arange(4.0).to(BF16)).to(BF16), "index pattern", "bucketize"),
     "lgamma": (lambda v, o: torch.lgamma(v), "unsupported op", "lgamma"),

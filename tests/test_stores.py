@@ -52,6 +52,24 @@ def test_every_value_that_leaves_is_stored(checked_graphs, decisions, function, 
     assert program.count("store ") == stores, program
 
 
+NARROW = {
+    "mask": lambda y: (F.relu(y), y > 0),
+    "mask alone": lambda y: (y * TILE) <= ROW,
+    "int8": lambda y: (y * 20).round().clamp(-127, 127).to(torch.int8),
+    "uint8 and the product": lambda y: (y, (y.sigmoid() * 255).to(torch.uint8)),
+    "int32": lambda y: (y * 1000).to(torch.int32) * 65537,
+    "float8": lambda y: (F.silu(y) * 500).to(torch.float8_e4m3fn),
+    "float8_e5m2 and a mask": lambda y: ((y * TILE).to(torch.float8_e5m2), y != y),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_results(checked_graphs, decisions, name):
+    torch.compile(lambda: NARROW[name](F.linear(X, W)), dynamic=False)()
+    (calls,) = checked_graphs
+    assert calls and decisions()[0]["fused"]
+
+
 def test_where_a_value_is_needed_the_region_may_end_too(checked_graphs, inductor_config, decisions):
     def function(x, w):
         a = F.relu(F.linear(x, w))
