@@ -75,12 +75,12 @@ def epilogue_errors(record: dict[str, Any]) -> Iterator[tuple[str, EpilogueProgr
     """The digest and the program of each epilogue of a decision record, with the error that its emitted source has,
     run on the CPU, against its reference."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,), OperandKind.SCALAR: (1,)}
+    shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,)}
     for digest in dict.fromkeys(a["epilogue"] for a in record["alternatives"] if a["epilogue"]):
         program = EpilogueProgram.from_json(record["programs"][digest]["ssa"])
         accumulator = torch.randn(M, N, dtype=torch.float64, generator=generator)
         operands = [
-            torch.randn(shapes[operand.kind], generator=generator).to(operand.dtype) for operand in program.operands
+            torch.randn(shapes.get(operand.kind, (1,)), generator=generator).to(operand.dtype) for operand in program.operands
         ]
         found = error(dry_run(program, accumulator, operands), evaluate(program, accumulator, operands))
         yield digest, program, found

@@ -53,12 +53,14 @@ def dtype_from_name(name: str) -> torch.dtype:
 
 
 class OperandKind(str, enum.Enum):
-    """How an operand moves over the product: with m and n, with n, with m, or not at all."""
+    """How an operand moves over the product: with m and n, with n, with m, or not at all. A number lies in the memory of
+    the host, and is read when the kernel is launched; all others lie on the GPU."""
 
     TILE = "tile"
     ROW = "row"
     COLUMN = "column"
     SCALAR = "scalar"
+    NUMBER = "number"
 
 
 class Major(str, enum.Enum):
@@ -70,9 +72,9 @@ class Major(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Operand:
-    """An epilogue input: `tile` (M, N), `row` (N), `column` (M) or `scalar` (one element).
+    """An epilogue input: `tile` (M, N), `row` (N), `column` (M), `scalar` or `number` (one element).
 
-    `major` matters for tiles only.
+    `major` matters for tiles only. The dtype of a number is float32, in which the kernel gets it, whatever it had.
     """
 
     kind: OperandKind
@@ -157,6 +159,8 @@ class EpilogueProgram:
     def validate(self) -> None:
         """Raises ValueError unless every op is in the table, every input is defined before its use and is of a kind
         that the op takes, and every value has the dtype that the table says."""
+        if any(operand.kind is OperandKind.NUMBER and operand.dtype != torch.float32 for operand in self.operands):
+            raise ValueError("a number is passed as a float32")
         dtypes = [torch.float32, *(compute_dtype(operand.dtype) for operand in self.operands)]
         for instruction in self.instructions:
             defined = len(dtypes)

@@ -22,8 +22,8 @@ def evaluate(
 ) -> tuple[torch.Tensor, ...]:
     """The stores of `program`, each an (M, N) tensor.
 
-    accumulator: (M, N), the raw product; operands: tile (M, N), row (N,), column (M,) or scalar (one element), of
-    any dtype; `dtype`: what every float is computed in (integers and bools stay what they are). Roundings that the
+    accumulator: (M, N), the raw product; operands: tile (M, N), row (N,), column (M,), scalar or number (one
+    element), of any dtype; `dtype`: what every float is computed in (integers and bools stay what they are). Roundings that the
     program states are carried out in every `dtype`; the conversion to the dtype of a store only when `round_stores`.
     Raises ValueError for shapes that do not fit.
     """
@@ -72,8 +72,9 @@ def _expand(tensor: torch.Tensor, kind: OperandKind, m: int, n: int) -> torch.Te
         OperandKind.ROW: (n,),
         OperandKind.COLUMN: (m,),
         OperandKind.SCALAR: (),
+        OperandKind.NUMBER: (),
     }[kind]
-    if kind is OperandKind.SCALAR and tensor.numel() == 1:
+    if not expected and tensor.numel() == 1:
         tensor = tensor.reshape(())
     if tuple(tensor.shape) != expected:
         raise ValueError(f"a {kind.value} operand has shape {expected} here, not {tuple(tensor.shape)}")

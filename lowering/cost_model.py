@@ -50,6 +50,7 @@ def operand_bytes(problem: Problem, program: EpilogueProgram) -> int:
         OperandKind.ROW: problem.n,
         OperandKind.COLUMN: problem.m,
         OperandKind.SCALAR: 1,
+        OperandKind.NUMBER: 0,
     }
     return sum(elements[operand.kind] * operand.dtype.itemsize for operand in program.operands)
 

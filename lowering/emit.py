@@ -107,7 +107,7 @@ def _head(function: str) -> str:
 
 
 def _arrival(operand: Operand, name: str) -> str:
-    """The operand in the type in which it is computed with. All but scalars arrive as a Float32."""
+    """The operand in the type in which it is computed with. All but scalars of other dtypes arrive as a Float32."""
     kind, scalar = kind_of(operand.dtype), operand.kind is OperandKind.SCALAR
     if kind == FLOAT:
         return f"Float32({name})" if scalar and operand.dtype != torch.float32 else name

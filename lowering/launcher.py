@@ -74,7 +74,11 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
     # things that plain GEMMs do not use; the epilogue's ends with split-K's semaphore and workspace.
     scheduler = (clusters, None, _SWIZZLE, None, None, None)
     program, count = spec.program, len(spec.program.operands)
-    scalars = {i for i, operand in enumerate(program.operands) if operand.kind is OperandKind.SCALAR}
+    single = {
+        i: float if operand.kind is OperandKind.NUMBER else torch.Tensor.data_ptr
+        for i, operand in enumerate(program.operands)
+        if operand.kind in (OperandKind.NUMBER, OperandKind.SCALAR)
+    }
     dtypes = [(operand.dtype, carrier(operand)) for operand in program.operands]
     dtypes += [(store.dtype, CARRIERS[store.dtype]) for store in program.stores]
     carried = {i: crossing for i, (dtype, crossing) in enumerate(dtypes) if crossing != dtype}
@@ -84,8 +88,8 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
         if carried:  # the same bytes, as a dtype that the kernel knows
             rest = [t.view(carried[i]) if i in carried else t for i, t in enumerate(rest)]
         operands = rest[:count]
-        if scalars:  # they cross as addresses
-            operands = [t.data_ptr() if i in scalars else t for i, t in enumerate(operands)]
+        if single:  # numbers cross as they are, scalars as addresses
+            operands = [single[i](t) if i in single else t for i, t in enumerate(operands)]
         first, second = (b, a) if swap_ab else (a, b)  # a kernel of the transposed product takes B in A's place
         epilogue = (*operands, *rest[count + 1 :], None, None)
         function(first, second, rest[count], None, epilogue, scheduler, None, None, None)

@@ -70,7 +70,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
     # Only the launch needs the number, but the library asks the driver for it while it builds its launch plan.
     quack.gemm_runtime.host.get_max_active_clusters = lambda cluster_size: spec.max_active_clusters
 
-    pins, operands = {}, {}
+    pins, operands, numbers = {}, {}, {}
     for index, operand in enumerate(spec.program.operands):
         name, dtype = operand_name(index), carrier(operand)
         # Pinned, because the library would infer the kind from the shape, which is ambiguous when M == N.
@@ -78,8 +78,12 @@ def _compile_quack(spec: KernelSpec) -> Any:
             OperandKind.TILE: TileLoad,
             OperandKind.ROW: RowVecLoad,
             OperandKind.COLUMN: ColVecLoad,
-            OperandKind.SCALAR: lambda name: Scalar(name, dtype=torch2cute_dtype_map[dtype]),
+            OperandKind.SCALAR: functools.partial(Scalar, dtype=torch2cute_dtype_map[dtype]),
+            OperandKind.NUMBER: functools.partial(Scalar, dtype=torch2cute_dtype_map[dtype]),
         }[operand.kind](name)
+        if operand.kind is OperandKind.NUMBER:
+            numbers[name] = 1.0  # any value: that it is no tensor has it passed with each launch
+            continue
         shape = {
             OperandKind.TILE: (FAKE_SIZE, FAKE_SIZE),
             OperandKind.ROW: (FAKE_SIZE,),
@@ -99,7 +103,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
             _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
             _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
             _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major),
-            epi_args=tensors,
+            epi_args={**tensors, **numbers},
             tile_M=space.library_tile_m(candidate),
             tile_N=candidate.tile_n,
             cluster_M=candidate.cluster_m,

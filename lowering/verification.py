@@ -110,6 +110,7 @@ def _picked(tensor: torch.Tensor, kind: OperandKind, rows: torch.Tensor, columns
         OperandKind.ROW: lambda: raw[columns],
         OperandKind.COLUMN: lambda: raw[rows],
         OperandKind.SCALAR: lambda: raw,
+        OperandKind.NUMBER: lambda: raw,
     }[kind]()
     return chosen.view(tensor.dtype)
 

@@ -295,8 +295,13 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
 
 def operand_of(buffer: str, access: Access, size: tuple[int, int], dtype: torch.dtype) -> Operand | Refusal:
     """The operand that `buffer` is when read with `access` over an (M, N) product of `size`, or why it is none."""
-    if V.graph.get_buffer(buffer).get_device_or_error().type != "cuda":
-        return Refusal(Reason.DEVICE, buffer)
+    node = V.graph.get_buffer(buffer)
+    if node.get_device_or_error().type != "cuda":
+        if node.get_size():
+            return Refusal(Reason.DEVICE, buffer)
+        if not dtype.is_floating_point:
+            return Refusal(Reason.DTYPE, f"{buffer} is {dtype}, on the CPU")
+        return Operand(OperandKind.NUMBER, torch.float32)
     if dtype not in CARRIERS:
         return Refusal(Reason.DTYPE, f"{buffer} is {dtype}")
     operand = access.operand(size, dtype)

@@ -43,6 +43,7 @@ class KernelCall:
                 OperandKind.ROW: ((n,), (1,)),
                 OperandKind.COLUMN: ((m,), (1,)),
                 OperandKind.SCALAR: ((1,), (1,)),
+                OperandKind.NUMBER: ((), ()),
             }[operand.kind]
             views.append(View(where.buffer, size, strides, access.offset))
         views += [

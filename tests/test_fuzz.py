@@ -54,7 +54,8 @@ class Writer:
         self.draw, self.builder = draw, ProgramBuilder()
         self.values = [ACCUMULATOR]
         for number in range(draw(st.integers(0, 4))):
-            dtype, kind = draw(st.sampled_from(list(CARRIERS))), draw(st.sampled_from(list(OperandKind)))
+            kind = draw(st.sampled_from(list(OperandKind)))
+            dtype = torch.float32 if kind is OperandKind.NUMBER else draw(st.sampled_from(list(CARRIERS)))
             major = draw(st.sampled_from(list(Major))) if kind is OperandKind.TILE else Major.ROW
             self.values.append(self.builder.operand(number, Operand(kind, dtype, major)))
 
@@ -105,7 +106,7 @@ def programs(draw, steps=st.integers(1, 12)):
 def tensors_of(program, seed):
     """Random values for the accumulator and the operands, a third of them special."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,), OperandKind.SCALAR: (1,)}
+    shapes = {OperandKind.TILE: (M, N), OperandKind.ROW: (N,), OperandKind.COLUMN: (M,)}
 
     def floats(shape):
         values = 3 * torch.randn(shape, dtype=torch.float64, generator=generator)
@@ -113,7 +114,7 @@ def tensors_of(program, seed):
         return torch.where(torch.rand(shape, generator=generator) < 0.3, special, values)
 
     def tensor(operand):
-        shape = shapes[operand.kind]
+        shape = shapes.get(operand.kind, (1,))
         if operand.dtype.is_floating_point:
             return floats(shape).to(operand.dtype)
         small = torch.randint(-9, 10, shape, generator=generator)

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
+from nvgemm_fusion.fusion.program import OperandKind
 
 BF16 = torch.bfloat16
 
@@ -193,7 +194,8 @@ def test_empty_sizes_are_stock(h200, decisions):
     assert "nvgemm_" not in h200.code[-1]
 
 
-def test_operands_on_the_cpu_are_not_read_by_a_kernel(h200, decisions):
+@pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float64, torch.int64], ids=str)
+def test_a_number_on_the_cpu_is_passed_with_each_call(h200, kernel_calls, inductor_config, decisions, dtype):
     """The virtual device moves every tensor to the GPU, so the graph is made by hand: a 0-d CPU tensor as scale."""
     from nvgemm_fusion.scheduler_hooks.virtual_device import DEVICE, lower
     from torch._inductor.debug import DebugContext
@@ -205,13 +207,17 @@ def test_operands_on_the_cpu_are_not_read_by_a_kernel(h200, decisions):
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         x, w = torch.empty(64, 32, dtype=BF16, device=DEVICE), torch.empty(32, 128, dtype=BF16, device=DEVICE)
-        scale = torch.empty((), dtype=BF16)
-        inputs = [x, w, scale]
+        inputs = [x, w, torch.empty((), dtype=dtype)]
         graph = make_fx(lambda x, w, s: (torch.relu(x @ w) * s,), decomposition_table=select_decomp_table())(*inputs)
-    with V.set_debug_handler(DebugContext()):
+    with V.set_debug_handler(DebugContext()), inductor_config.patch(nvgemm_fusion_force=True):
         lower(h200, graph, inputs)
     (record,) = decisions()
-    assert reasons(record) == ["device"]
+    if dtype == torch.int64:
+        assert reasons(record) == ["dtype"]
+        return
+    (call,) = kernel_calls
+    assert [operand.kind for operand in call.spec.program.operands] == [OperandKind.NUMBER]
+    assert "s_1" in h200.code[-1] and record["fused"]
 
 
 def test_a_gemm_of_a_tensor_with_itself(h200, inductor_config, decisions):
