@@ -117,8 +117,11 @@ def _to_device(graph: torch.fx.GraphModule, inputs: list[Any]) -> tuple[torch.fx
         if isinstance(value, torch.Tensor):
             if not isinstance(value, fake_tensor.FakeTensor):
                 value = mode.from_tensor(value)
+            # What Dynamo makes of a Python number that changes stays on the CPU, where it lies on a real GPU, too.
+            is_number = value.dim() == 0 and value.dtype == torch.float64
+            device = value.device if is_number else DEVICE
             with mode, torch.no_grad():
-                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
+                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
         return DEVICE if isinstance(value, torch.device) else value
 
     copied = torch.fx.GraphModule({}, torch.fx.Graph())

@@ -220,6 +220,18 @@ def test_a_number_on_the_cpu_is_passed_with_each_call(h200, kernel_calls, induct
     assert "s_1" in h200.code[-1] and record["fused"]
 
 
+def test_a_python_number_that_changes_is_not_baked_in(h200, inductor_config, decisions):
+    x, w = randn(64, 32), randn(128, 32)
+    with inductor_config.patch(nvgemm_fusion_force=True):
+        compiled = torch.compile(lambda x, w, s: torch.relu(F.linear(x, w)) * s)
+        for number in (0.5, 0.7, 0.9):
+            compiled(x, w, number)
+    once, changing = decisions()  # Dynamo takes the first one for a constant, and checks that it stays
+    assert "constant(0.5)" in str(once["programs"])
+    assert "o0: number" in str(changing["programs"]) and "constant" not in str(changing["programs"])
+    assert once["fused"] and changing["fused"]
+
+
 def test_a_gemm_of_a_tensor_with_itself(h200, inductor_config, decisions):
     with inductor_config.patch(nvgemm_fusion_force=True):
         torch.compile(lambda x: torch.relu(x @ x))(randn(64, 64))
