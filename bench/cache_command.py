@@ -17,28 +17,27 @@ TuningFile = Annotated[Path, typer.Argument(help="a tuning file: JSON, see docs/
 
 @app.command()
 def info(as_json: AsJson = False) -> None:
-    """Say where the cache is and what it holds.
+    """Say where the cache is, what it holds, and how large it may get.
 
     Example: nvgemm-fusion cache info
     """
-    from ..lowering.store import KernelStore
+    from ..lowering.store import KernelStore, size_limit
     from ..lowering.tuning import TuningStore
 
     kernels, decisions = KernelStore(), TuningStore()
-    count, size = kernels.size()
+    (count, size), limit = kernels.size(), size_limit()
     found: dict[str, Any] = {
         "folder": str(kernels.directory.parent),
         "kernels": count,
         "kernel_bytes": size,
+        "kernel_bytes_limit": limit,
         "decisions": sum(1 for _ in decisions.entries()),
     }
     if as_json:
         print_json(found)
     else:
-        say(
-            f"{found['folder']}: {found['kernels']} kernels ({found['kernel_bytes'] / 1e6:.1f} MB),"
-            f" {found['decisions']} decisions"
-        )
+        room = "no limit" if limit is None else f"limit {limit // 1_000_000} MB"
+        say(f"{found['folder']}: {count} kernels ({size / 1e6:.1f} MB, {room}), {found['decisions']} decisions")
 
 
 @app.command()

@@ -80,7 +80,8 @@ def epilogue_errors(record: dict[str, Any]) -> Iterator[tuple[str, EpilogueProgr
         program = EpilogueProgram.from_json(record["programs"][digest]["ssa"])
         accumulator = torch.randn(M, N, dtype=torch.float64, generator=generator)
         operands = [
-            torch.randn(shapes.get(operand.kind, (1,)), generator=generator).to(operand.dtype) for operand in program.operands
+            torch.randn(shapes.get(operand.kind, (1,)), generator=generator).to(operand.dtype)
+            for operand in program.operands
         ]
         found = error(dry_run(program, accumulator, operands), evaluate(program, accumulator, operands))
         yield digest, program, found

@@ -33,8 +33,8 @@ float16, bfloat16 and float8 are computed in float32, as in Inductor's Triton ke
 
 ## Operands
 
-An operand is a tile (M, N), a row (N), a column (M) or a scalar, of a dtype of its own; or a number on the CPU (a float),
-which is passed with each launch:
+An operand is a tile (M, N), a row (N), a column (M) or a scalar, of a dtype of its own; or a float on the CPU, which is
+passed with each launch:
 
 | operand | loaded as |
 | --- | --- |

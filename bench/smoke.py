@@ -71,7 +71,8 @@ def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
     }
     with torch.no_grad():
         errors = {name: error([form(*inputs)], [exact]) for name, form in forms.items()}
-        timings = Stopwatch(rounds=40, budget_ms=2000).time([lambda form=form: form(*inputs) for form in forms.values()])
+        runs = [lambda form=form: form(*inputs) for form in forms.values()]
+        timings = Stopwatch(rounds=40, budget_ms=2000).time(runs)
     times = {name: timing for name, timing in zip(forms, timings) if isinstance(timing, Timing)}
     choice = decision["alternatives"][decision["chosen"]]
     return {

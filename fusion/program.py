@@ -53,8 +53,8 @@ def dtype_from_name(name: str) -> torch.dtype:
 
 
 class OperandKind(str, enum.Enum):
-    """How an operand moves over the product: with m and n, with n, with m, or not at all. A number lies in the memory of
-    the host, and is read when the kernel is launched; all others lie on the GPU."""
+    """How an operand moves over the product: with m and n, with n, with m, or not at all. A number lies on the host, and
+    is read when the kernel is launched; all others lie on the GPU."""
 
     TILE = "tile"
     ROW = "row"
@@ -98,8 +98,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Store:
-    """An (M, N) output: which value, in which layout. A float is converted to `dtype` with round-to-nearest-even (what is
-    too large for a float8 becomes its largest number); a bool or an integer is of `dtype` already."""
+    """An (M, N) output: which value, in which layout. A float is converted to `dtype` with round-to-nearest-even (what
+    is too large for a float8 becomes its largest number); a bool or an integer is of `dtype` already."""
 
     value: int
     dtype: torch.dtype

@@ -23,8 +23,9 @@ def evaluate(
     """The stores of `program`, each an (M, N) tensor.
 
     accumulator: (M, N), the raw product; operands: tile (M, N), row (N,), column (M,), scalar or number (one
-    element), of any dtype; `dtype`: what every float is computed in (integers and bools stay what they are). Roundings that the
-    program states are carried out in every `dtype`; the conversion to the dtype of a store only when `round_stores`.
+    element), of any dtype; `dtype`: what every float is computed in (integers and bools stay what they are). Roundings
+    that the program states are carried out in every `dtype`; the conversion to the dtype of a store only when
+    `round_stores`.
     Raises ValueError for shapes that do not fit.
     """
     m, n = accumulator.shape

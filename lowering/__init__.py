@@ -12,7 +12,7 @@
     providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API
     compile_worker  the process that does it
     compiler        many such processes, at most N at a time
-    store           compiled kernels on disk
+    store           compiled kernels on disk, up to a limit
     tuning          decisions that were measured, on disk and as a portable file
     verification    a kernel's result against the reference, on samples
     launcher        a compiled kernel as a function of tensors

@@ -68,9 +68,8 @@ class KernelCompiler:
         with self._lock:
             future = self._running.get(spec.key)
             if future is None:
-                future = self._running[spec.key] = self._threads.submit(self._compile, spec)
+                future = self._running[spec.key] = self._threads.submit(self._answer, spec)
                 self.submitted += 1
-                future.add_done_callback(lambda _: self._finish(spec))
         return future
 
     def compile(self, specs: Sequence[KernelSpec]) -> list[CompiledKernel | Refusal]:
@@ -83,6 +82,14 @@ class KernelCompiler:
         with self._lock:
             for worker in self._workers:
                 worker.kill()
+
+    def _answer(self, spec: KernelSpec) -> CompiledKernel | Refusal:
+        try:
+            return self._compile(spec)
+        finally:
+            with self._lock:  # before the answer is out: who asks again, because the object is gone, gets a new one
+                del self._running[spec.key]
+                self.finished += 1
 
     def _compile(self, spec: KernelSpec) -> CompiledKernel | Refusal:
         found = self.store.find(spec)
@@ -106,10 +113,6 @@ class KernelCompiler:
         finally:
             target.unlink(missing_ok=True)
             self._give_back(worker)
-
-    def _finish(self, spec: KernelSpec) -> None:
-        self._running.pop(spec.key, None)
-        self.finished += 1
 
     def _take(self) -> _Worker:
         with self._lock:

@@ -16,7 +16,7 @@ import torch
 
 from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, Refusal
-from .compiler import CompiledKernel, shared_compiler
+from .compiler import CompiledKernel, KernelCompiler, shared_compiler
 from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
 from .providers import EXPORTED_NAME, OPERATORS
@@ -35,17 +35,16 @@ _SWIZZLE = 8
 def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     """The launcher of the kernel that `spec_json` (a KernelSpec as JSON) describes, on the current device.
 
-    Found in the store, or compiled now. Where neither works, and where the kernel was found to be wrong, torch computes
-    what it would have: a model goes on, slower and with a warning. verify: "first" and "always" compare the first
-    result of the kernel, or each, with the reference.
+    Found in the store, or compiled now. Where neither works, where the kernel does not load, and where it was found to
+    be wrong, torch computes what it would have: a model goes on, slower and with a warning. verify: "first" and
+    "always" compare the first result of the kernel, or each, with the reference.
     """
     spec = KernelSpec.from_json(json.loads(spec_json))
     compiler = shared_compiler(workers=1)
-    compiled = compiler.compile([spec])[0]
-    if not isinstance(compiled, CompiledKernel):
-        logger.warning("torch computes, slower, what %s would: %s", spec.candidate, compiled)
+    launch = _load(spec, compiler)
+    if isinstance(launch, Refusal):
+        logger.warning("torch computes, slower, what %s would: %s", spec.candidate, launch)
         return lambda *tensors: compute(spec.program, tensors)
-    launch = bind(compiled)
     if verify == "off":
         return launch
 
@@ -55,6 +54,25 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
         compiler.store.ban(spec, wrong)
 
     return verified(launch, spec.program, verify == "always", discard)
+
+
+def _load(spec: KernelSpec, compiler: KernelCompiler) -> Launcher | Refusal:
+    """The kernel, compiled and bound, or why it cannot be.
+
+    Between the two, another process may remove the object to make room in the store. Then it is compiled once more, and
+    not again and again: a store that is smaller than what its processes use at a time would never let them go on.
+    """
+    for _ in range(2):
+        compiled = compiler.compile([spec])[0]
+        if isinstance(compiled, Refusal):
+            return compiled
+        try:
+            return bind(compiled)
+        except Exception as error:  # a loader may raise anything; the model goes on
+            refusal = Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
+        if compiled.path.exists():
+            break
+    return refusal
 
 
 def bind(compiled: CompiledKernel) -> Launcher:

@@ -3,16 +3,24 @@
 A kernel is two files, `<key>.o` and `<key>.json`. The second is written last and holds the SHA-256 of the first: an
 object without it, or with another content, is not there. Both are written under a temporary name and renamed. An
 entry that does not hold is dropped with a warning and compiled again.
+
+The objects together stay below a limit (`size_limit`): those that were not used for longest are removed, whoever made
+them. When an object was last used is the time of its last modification, which `find` sets. A ban is a file of its own,
+`<key>.banned.json`, that nothing but `clear` removes and no `put` replaces: were it a matter of the description, it
+would be lost when another process removes the kernel, or compiles it, just then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -25,6 +33,19 @@ from .kernel import KernelSpec
 logger = logging.getLogger("nvgemm_fusion")
 
 DIRECTORY_VARIABLE = "NVGEMM_FUSION_CACHE_DIR"
+LIMIT_VARIABLE = "NVGEMM_FUSION_CACHE_MB"
+
+DEFAULT_LIMIT_MB = 2048
+"""Some 40,000 kernels."""
+
+FREE_PART = 10
+"""When room is made, one part in so many of the limit is free afterwards."""
+
+SCAN_PART = 20
+"""A process looks at the folder again when it has put one part in so many of the limit."""
+
+STALE_AFTER_S = 3600.0
+"""The age at which a temporary file is nobody's: compiling ends after `compiler.TIME_LIMIT_S`."""
 
 
 def default_directory() -> Path:
@@ -33,6 +54,21 @@ def default_directory() -> Path:
     `$TORCHINDUCTOR_CACHE_DIR` does not count: Inductor sets it by itself, to a temporary folder, once it runs.
     """
     return Path(os.environ.get(DIRECTORY_VARIABLE) or platformdirs.user_cache_dir("nvgemm_fusion"))
+
+
+def size_limit() -> int | None:
+    """How many bytes of kernels are kept, as `$NVGEMM_FUSION_CACHE_MB` says; None where it is 0 or less: any number."""
+    megabytes = _megabytes(os.environ.get(LIMIT_VARIABLE, ""))
+    return megabytes * 1_000_000 if megabytes > 0 else None
+
+
+@functools.lru_cache(maxsize=None)  # a wrong value is warned of once, and not with each kernel
+def _megabytes(value: str) -> int:
+    try:
+        return int(value or DEFAULT_LIMIT_MB)
+    except ValueError:
+        logger.warning("%s has to be a whole number, not %r: it stays %d", LIMIT_VARIABLE, value, DEFAULT_LIMIT_MB)
+        return DEFAULT_LIMIT_MB
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -53,24 +89,36 @@ class KernelStore:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = (directory or default_directory()) / "kernels"
+        self._unscanned = math.inf  # bytes put here since this object last looked at the folder, which it never has
 
     def find(self, spec: KernelSpec) -> Path | Refusal | None:
-        """The object file of `spec`, if it is there and whole; or why it must not be used (see `ban`)."""
-        path, description = self._paths(spec.key)
-        if not description.exists():
+        """The object file of `spec`, if it is there and whole; or why it must not be used (see `ban`).
+
+        Another process may remove the file at any time. Whoever loads it has to ask again when it is gone.
+        """
+        path, description, ban = self._paths(spec.key)
+        is_banned = ban.exists()
+        if not is_banned and not description.exists():
             return None
         try:
-            content = json.loads(description.read_text(encoding="utf-8"))
+            content = json.loads((ban if is_banned else description).read_text(encoding="utf-8"))
+            # In a description, too: that is where bans stood before they had a file of their own.
             if "banned" in content:
                 return Refusal(Reason(content["banned"]), str(content["detail"]))
             expected = content["sha256"]
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected:
+                with contextlib.suppress(OSError):  # on a disk that takes no writes, nothing is removed, either
+                    os.utime(path)
                 return path
             problem = "its object file has another content"
+        except FileNotFoundError:  # removed since we looked
+            return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = str(error) or type(error).__name__
+        if is_banned:  # for whatever reason
+            return Refusal(Reason.WRONG_RESULT, f"{ban} cannot be read: {problem}")
         logger.warning("ignored the cached kernel %s: %s; it is compiled again", path, problem)
-        self.drop(spec)
+        _remove(path)
         return None
 
     def temporary(self) -> Path:
@@ -81,44 +129,88 @@ class KernelStore:
         return Path(name)
 
     def put(self, spec: KernelSpec, compiled: Path, facts: dict[str, Any]) -> Path:
-        """Moves `compiled` (from `temporary`) in as the object of `spec`, with `facts` beside it for people.
+        """Moves `compiled` (from `temporary`) in as the object of `spec`, with `facts` beside it for people. Others are
+        removed when the limit asks for it.
 
         Raises OSError when the disk refuses.
         """
-        path, description = self._paths(spec.key)
-        content = {"sha256": hashlib.sha256(compiled.read_bytes()).hexdigest(), "spec": spec.to_json(), **facts}
+        path, description, _ = self._paths(spec.key)
+        machine_code = compiled.read_bytes()
+        content = {"sha256": hashlib.sha256(machine_code).hexdigest(), "spec": spec.to_json(), **facts}
         os.replace(compiled, path)
         write_atomically(description, json.dumps(content).encode())
+        self._unscanned += len(machine_code)
+        with contextlib.suppress(OSError):  # the kernel is kept, even if nothing can be removed for it
+            self._make_room(path)
         return path
 
     def ban(self, spec: KernelSpec, why: Refusal) -> None:
         """Keeps `spec` from being used or compiled again, until the store is cleared. A full disk is no error."""
-        path, description = self._paths(spec.key)
+        path, _, ban = self._paths(spec.key)
         content = {"banned": why.reason.value, "detail": why.detail, "spec": spec.to_json()}
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(description, json.dumps(content).encode())
-            path.unlink(missing_ok=True)
-
-    def drop(self, spec: KernelSpec) -> None:
-        """Forgets `spec`. An entry that is not there, or cannot be removed, is no error."""
-        for path in reversed(self._paths(spec.key)):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:
-                pass
+            write_atomically(ban, json.dumps(content).encode())
+            _remove(path)
 
     def size(self) -> tuple[int, int]:
         """How many kernels there are, and their bytes. Raises OSError when the disk refuses."""
-        sizes = [path.stat().st_size for path in self.directory.glob("*.o")]
-        return len(sizes), sum(sizes)
+        objects = self._objects()
+        return len(objects), sum(size for _, size, _ in objects)
 
     def clear(self) -> int:
-        """Removes all kernels; returns how many there were. Raises OSError when the disk refuses."""
+        """Removes all kernels and bans; returns how many there were. Raises OSError when the disk refuses."""
         objects = list(self.directory.glob("*.o"))
         for path in (*self.directory.glob("*.json"), *objects):  # without its description, an object is not there
             path.unlink(missing_ok=True)
         return len(objects)
 
-    def _paths(self, key: str) -> tuple[Path, Path]:
-        return self.directory / f"{key}.o", self.directory / f"{key}.json"
+    def _make_room(self, newest: Path) -> None:
+        """Removes the objects that were not used for longest, if there are too many, and what killed processes left.
+
+        `newest` stays, however small the limit is. A scan reads the whole folder. So it comes with the first put of a
+        process (there may be no second one), and then only after a fixed share of the limit: the larger the folder may
+        get, the more is put between two scans. Processes do not count what others put, so each may carry the folder
+        beyond the limit by that share, until its next scan.
+        """
+        limit = size_limit()
+        if self._unscanned < (math.inf if limit is None else limit // SCAN_PART):
+            return
+        self._unscanned = 0
+        for path in self.directory.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time.time() - STALE_AFTER_S:
+                    path.unlink()
+        objects = self._objects()
+        total = sum(size for _, size, _ in objects)
+        if limit is None or total <= limit:
+            return
+        for _, size, path in sorted(objects):
+            if total <= limit - limit // FREE_PART:
+                break
+            # One that another process has removed meanwhile was counted, too.
+            if path != newest and _remove(path):
+                total -= size
+
+    def _objects(self) -> list[tuple[int, int, Path]]:
+        """When each object was last used (in nanoseconds), its bytes and its path."""
+        objects = []
+        for path in self.directory.glob("*.o"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                status = path.stat()
+                objects.append((status.st_mtime_ns, status.st_size, path))
+        return objects
+
+    def _paths(self, key: str) -> tuple[Path, Path, Path]:
+        """An object, its description, and its ban."""
+        return self.directory / f"{key}.o", self.directory / f"{key}.json", self.directory / f"{key}.banned.json"
+
+
+def _remove(path: Path) -> bool:
+    """Removes an object with its description, or says that it cannot be removed. One that is not there is no error."""
+    try:
+        path.with_suffix(".json").unlink(missing_ok=True)  # first, since an object without it is not there
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

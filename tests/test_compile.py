@@ -61,7 +61,9 @@ def everything(dtype, major, candidate=SMALL):
     operands = [
         builder.operand(kind, Operand(kind, dtype, major if kind is OperandKind.TILE else Major.ROW))
         for kind in OperandKind
+        if kind is not OperandKind.NUMBER
     ]
+    operands.append(builder.operand(OperandKind.NUMBER, Operand(OperandKind.NUMBER, torch.float32)))
     value = builder.round_to(builder.round_to(ACCUMULATOR, dtype), torch.float8_e4m3fn)
     for operand in operands:
         value = builder.op("add", value, operand)
