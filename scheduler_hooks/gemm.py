@@ -119,6 +119,11 @@ def _matrix(node: Any) -> Matrix | Refusal:
         return Refusal(Reason.EMPTY, f"{name} is {size}")
     if dtype not in GEMM_DTYPES:
         return Refusal(Reason.DTYPE, f"{name} is {dtype}")
+    # The setting that Inductor asks, too, and has in the keys of its caches. A decision that is kept on disk needs no
+    # such key: it is never looked for when the GEMM is refused here.
+    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32":
+        allow = "torch.set_float32_matmul_precision('high') allows it"
+        return Refusal(Reason.DTYPE, f"{name} is {dtype}, and float32 products need TF32: {allow}")
     if not starts_aligned(name):
         return Refusal(Reason.ALIGNMENT, f"{name} does not start at a multiple of {ALIGNMENT_BYTES} bytes")
     matrix_layout = MatrixLayout.of(size, strides, offset[0], dtype.itemsize)
