@@ -10,7 +10,8 @@ import torch
 from .program import Major, dtype_name
 from .reasons import Reason, Refusal
 
-GEMM_DTYPES = (torch.float16, torch.bfloat16)
+GEMM_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Of A and B. With float32 there is a problem only where torch allows TF32, to which its kernels round A and B."""
 ALIGNMENT_BYTES = 16
 """What the tensor memory accelerator asks of a base address and of every stride but the unit one."""
 LARGEST_INDEX = 2**31 - 1
@@ -56,7 +57,7 @@ class MatrixLayout:
 class Problem:
     """D[M, N] = A[M, K] @ B[K, N], accumulated in float32.
 
-    A and B have one dtype (float16 or bfloat16). `a_major` is ROW when k is contiguous, `b_major` is COLUMN when k
+    A and B have one dtype, of `GEMM_DTYPES`. `a_major` is ROW when k is contiguous, `b_major` is COLUMN when k
     is contiguous (the layout of a transposed Linear weight). `target` is the compiler's name of the GPU
     architecture ("sm_90a").
     """

@@ -53,7 +53,7 @@ def dtype_from_name(name: str) -> torch.dtype:
 
 
 class OperandKind(str, enum.Enum):
-    """How an operand moves over the product: with m and n, with n, with m, or not at all. A number lies on the host, and
+    """How an operand moves over the product: with m and n, with n, with m, or not at all. A number lies on the host and
     is read when the kernel is launched; all others lie on the GPU."""
 
     TILE = "tile"

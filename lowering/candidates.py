@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import torch
+
 from ..fusion.problem import Problem
-from ..fusion.program import EpilogueProgram
+from ..fusion.program import EpilogueProgram, Major
 from ..fusion.reasons import Reason, Refusal
 from .heuristics import estimates
 from .kernel import Candidate
@@ -27,15 +29,21 @@ def candidates(
 ) -> list[Candidate] | Refusal:
     """The best `limit` candidates (all of them for None), best first, for `problem` with `program` as epilogue.
 
-    A program that is the identity also gets plain kernels of the Operator API, in a third of the places.
+    A program that is the identity also gets plain kernels of the Operator API, in a third of the places; not with
+    float32 operands, for which that has none.
     """
     space = SPACES.get(target.arch)
     if problem.target != target.arch or space is None:
         return Refusal(Reason.TARGET, f"{target.name}: QuACK has no GEMM for {problem.target}")
+    if problem.dtype == torch.float32:
+        if not space.tf32_tiles_n:
+            return Refusal(Reason.DTYPE, f"{target.name}: QuACK's GEMM takes no float32 there")
+        if (problem.a_major, problem.b_major) != (Major.ROW, Major.COLUMN):
+            return Refusal(Reason.LAYOUT, "TF32 reads A and B along K only: A has to be row-major, B column-major")
     model = model_of(target)
     ranked = sorted(_quack(problem, space), key=lambda candidate: model.us(problem, candidate, program))
     plain = sorted(_operators(problem, space), key=lambda candidate: model.us(problem, candidate, program))
-    plain = plain if program.is_identity else []
+    plain = plain if program.is_identity and problem.dtype != torch.float32 else []
     if limit is None:
         return ranked + plain or Refusal(Reason.NO_CANDIDATE)
     plain = plain[: limit // 3]
@@ -61,7 +69,7 @@ def _rated(problem: Problem, target: Target, space: Space) -> Iterator[Candidate
         cluster = estimate.cluster_m, estimate.cluster_n
         for pingpong in space.pingpong:
             candidate = Candidate(QUACK, estimate.tile_m, estimate.tile_n, *cluster, pingpong)
-            if cluster in space.clusters and space.is_legal(candidate) and _fits(candidate, problem, space):
+            if cluster in space.clusters and space.has(candidate, problem.dtype) and _fits(candidate, problem, space):
                 yield candidate
 
 
@@ -71,7 +79,7 @@ def _quack(problem: Problem, space: Space) -> Iterator[Candidate]:
         space.tiles_m, space.tiles_n, space.clusters, space.pingpong, (False, True)
     ):
         candidate = Candidate(QUACK, tile_m, tile_n, *cluster, pingpong, swap_ab)
-        if space.is_legal(candidate) and _fits(candidate, problem, space):
+        if space.has(candidate, problem.dtype) and _fits(candidate, problem, space):
             yield candidate
 
 

@@ -21,8 +21,8 @@ logger = logging.getLogger("nvgemm_fusion")
 ANSWERS = 48
 """How many configurations to ask for: enough to reach every tile that a provider has."""
 
-_PRECISIONS = {torch.float16: "HSH", torch.bfloat16: "TST"}
-"""The model's letters for (A and B, accumulator, D): H half, T bfloat16, S single."""
+_PRECISIONS = {torch.float16: "HSH", torch.bfloat16: "TST", torch.float32: "SFS"}
+"""The model's letters for (A and B, computation, D): H half, T bfloat16, S single, F TF32 on tensor cores."""
 
 
 @dataclass(frozen=True)

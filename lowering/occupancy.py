@@ -19,6 +19,8 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..fusion.problem import Problem
 from ..fusion.program import EpilogueProgram, OperandKind
 from .kernel import Candidate
@@ -30,10 +32,11 @@ from .targets import Target
 class OccupancyModel:
     """The constants of one GPU. Rates are per multiprocessor and microsecond, times in microseconds.
 
-    flops: multiplications and additions. l2_bytes and shared_bytes: bytes out of the L2 cache and out of shared
-    memory. epilogue_us and tile_operand_us: per element of the product, and more for each tile operand. hidden: the
-    part of the epilogue that pingpong hides. tile_us: per wave. launch_us: once. memory_bytes: bytes a microsecond
-    that the whole GPU moves, and saturation: how many times over the multiprocessors could saturate that.
+    flops: multiplications and additions of 16-bit numbers (of TF32, with twice the bits, half as many). l2_bytes and
+    shared_bytes: bytes out of the L2 cache and out of shared memory. epilogue_us and tile_operand_us: per element of
+    the product, and more for each tile operand. hidden: the part of the epilogue that pingpong hides. tile_us: per
+    wave. launch_us: once. memory_bytes: bytes a microsecond that the whole GPU moves, and saturation: how many times
+    over the multiprocessors could saturate that.
     stream_norm and memory_norm: the p of the norms that combine the streams, and computing with memory.
     tensor_memory: accumulators lie in a memory of their own, so one instruction takes 128 rows of a tile instead of 64,
     and the epilogue of a tile runs beside the arithmetic of the next, as with pingpong.
@@ -65,7 +68,7 @@ class OccupancyModel:
         clusters = clusters_m * clusters_n
         waves = math.ceil(clusters / (self.multiprocessors // cluster))
 
-        arithmetic = 2 * tile_m * tile_n * problem.k / self.flops
+        arithmetic = 2 * tile_m * tile_n * problem.k / (self.flops * torch.bfloat16.itemsize / itemsize)
         loaded = (tile_m / candidate.cluster_n + tile_n / candidate.cluster_m) * problem.k * itemsize / self.l2_bytes
         # Each group of rows reads all of the tile of B; where two warp groups share the columns, both read all of A.
         groups = math.ceil(tile_m / (128 if self.tensor_memory else 64))

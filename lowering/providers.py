@@ -1,6 +1,7 @@
 """Providers: where kernels come from, and how a spec becomes an object file.
 
     quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for every space of `spaces`
+                (on SM90 with float32 operands, too: `tf32`)
     operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs for SM90; no epilogue
 
 Both compile to an object file that exports one function in the TVM-FFI calling convention. It takes torch tensors
@@ -67,6 +68,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
     from quack.epilogue.frontend import gemm_epilogue
     from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar, TileLoad
 
+    _allow_tf32(spec)
     # Only the launch needs the number, but the library asks the driver for it while it builds its launch plan.
     quack.gemm_runtime.host.get_max_active_clusters = lambda cluster_size: spec.max_active_clusters
 
@@ -115,6 +117,18 @@ def _compile_quack(spec: KernelSpec) -> Any:
             _launch=False,
         )
     return plan.compiled_fn
+
+
+def _allow_tf32(spec: KernelSpec) -> None:
+    """Before the first kernel, whatever its dtype: the library keeps one class for an epilogue. What the module is made
+    of are no public names of the libraries, so without them it is float32 alone that cannot be compiled."""
+    try:
+        from . import tf32
+
+        tf32.enable()
+    except (ImportError, AttributeError):
+        if spec.dtype == torch.float32:
+            raise
 
 
 def _compile_operators(spec: KernelSpec) -> Any:

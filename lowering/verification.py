@@ -1,9 +1,10 @@
 """Verification: is what a kernel has stored what the reference gives, on samples of the product?
 
 A few rows and columns are drawn, the first and the last always among them. Where they cross, the product is computed in
-float64 from A and B, and the epilogue by `fusion.reference` in float32, whose range the kernel has, too. A kernel that
-takes the wrong operand, row or column, misses an offset or leaves a tile out is wrong in whole stretches, so a sample
-finds it; what rounding does is too little to be taken for that.
+float64 from A and B (from what TF32 has of them, where they are float32), and the epilogue by `fusion.reference` in
+float32, whose range the kernel has, too. A kernel that takes the wrong operand, row or column, misses an offset or
+leaves a tile out is wrong in whole stretches, so a sample finds it; what rounding does is too little to be taken for
+that.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ ROWS, COLUMNS = 32, 64
 STEPS, STEPS_ON_THE_WAY = 4, 16
 """A value may be this many rounding steps of the store's dtype away; more where the program rounds on its way, since
 what follows may enlarge a step that was taken to the other side."""
+TF32_STEP = 2**-10
+"""A step is no shorter than this where A and B are float32: their product is not known to the last bits of a store."""
 FLOOR = 2**-8
 """A value may be this part of a large value (one in ten is larger) away, whatever its own size: differences cancel."""
 STRAY = 1 / 1000
 """The part of the values that may be further away: where a comparison falls the other way for a last bit."""
+
+_DROPPED_BITS = 13
+_DROPPED = (1 << _DROPPED_BITS) - 1
+"""Of a float32, as an integer: the last bits of its mantissa, of which TF32 has the first 10."""
 
 _random = random.Random()
 
@@ -35,15 +42,16 @@ def mismatch(program: EpilogueProgram, tensors: Sequence[torch.Tensor]) -> str |
     a, b, *rest = tensors
     operands, outputs = rest[: len(program.operands)], rest[len(program.operands) :]
     rows, columns = _drawn(a.shape[0], ROWS, a.device), _drawn(b.shape[1], COLUMNS, a.device)
-    accumulator = (a[rows].double() @ b[:, columns].double()).float()
+    accumulator = (_multiplied(a[rows]) @ _multiplied(b[:, columns])).float()
     picked = [
         _picked(tensor, operand.kind, rows, columns) for operand, tensor in zip(program.operands, operands, strict=True)
     ]
     expected = evaluate(program, accumulator, picked, torch.float32, round_stores=True)
+    least = TF32_STEP if a.dtype == torch.float32 else 0.0
     steps = STEPS_ON_THE_WAY if any(i.op == TO_DTYPE for i in program.instructions) else STEPS
     for number, (output, exact) in enumerate(zip(outputs, expected, strict=True)):
         stored = _picked(output, OperandKind.TILE, rows, columns)
-        wrong = _differs(stored, exact, steps)
+        wrong = _differs(stored, exact, steps, least)
         if wrong.sum().item() > STRAY * wrong.numel():
             row, column = wrong.nonzero()[0].tolist()
             found, right = stored[row, column].item(), exact[row, column].item()
@@ -115,11 +123,24 @@ def _picked(tensor: torch.Tensor, kind: OperandKind, rows: torch.Tensor, columns
     return chosen.view(tensor.dtype)
 
 
-def _differs(output: torch.Tensor, exact: torch.Tensor, steps: int) -> torch.Tensor:
-    """Where `output` is not `exact`, which is of the same dtype. A NaN equals a NaN."""
+def _multiplied(matrix: torch.Tensor) -> torch.Tensor:
+    """What of A or B enters the product: all of it, but of float32 what TF32 has, rounded to nearest, ties to even.
+
+    Left as it is, the difference would grow with the product, and an epilogue with an exponential makes any of it.
+    """
+    if matrix.dtype == torch.float32:
+        bits = matrix.view(torch.int32)
+        rounded = (bits + (_DROPPED >> 1) + (bits >> _DROPPED_BITS & 1)) & ~_DROPPED
+        matrix = torch.where(matrix.isfinite(), rounded.view(torch.float32), matrix)
+    return matrix.double()
+
+
+def _differs(output: torch.Tensor, exact: torch.Tensor, steps: int, least: float) -> torch.Tensor:
+    """Where `output` is not `exact`, which is of the same dtype, with steps no shorter than `least`. A NaN equals a
+    NaN."""
     if not exact.dtype.is_floating_point:
         return output != exact
-    step = torch.finfo(exact.dtype).eps
+    step = max(torch.finfo(exact.dtype).eps, least)
     output, exact = output.double(), exact.double()
     size = exact.nan_to_num(0.0, 0.0, 0.0).abs()
     large = size.quantile(0.9)

@@ -30,7 +30,7 @@ from ..fusion.reasons import Reason, Refusal
 from ..fusion.space import Access, IterationSpace, cut
 from ..lowering.emit import CARRIERS
 
-FLOAT_DTYPES = (torch.float32, *GEMM_DTYPES)
+FLOAT_DTYPES = GEMM_DTYPES
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 INDUCTOR_NAMES = {

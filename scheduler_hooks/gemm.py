@@ -18,6 +18,10 @@ from ..fusion.space import Access
 from ..lowering.targets import Target
 from .capture import FLOAT_DTYPES, BufferAccess, operand_of, starts_aligned
 
+TF32_ROWS, TF32_SIZE = 16, 512
+"""The least M, and the least N and K, with which cuBLAS and Inductor's templates use TF32 where it is allowed (the
+templates: `torch/_inductor/template_heuristics/triton.py`). A smaller product stays as exact as theirs."""
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -61,6 +65,8 @@ class Gemm:
                 return matrix
         if a.dtype != b.dtype or layout.dtype not in FLOAT_DTYPES:
             return Refusal(Reason.DTYPE, f"{a.dtype} @ {b.dtype} -> {layout.dtype}")
+        if a.dtype == torch.float32 and (size[0] < TF32_ROWS or min(size[1], a.size[1]) < TF32_SIZE):
+            return Refusal(Reason.DTYPE, f"{size} with K = {a.size[1]}: torch uses no TF32 for products this small")
         bias = operand = None
         if len(inputs) == 3 and beta != 0:
             access = _broadcast_access(inputs[0].get_layout())
@@ -119,6 +125,11 @@ def _matrix(node: Any) -> Matrix | Refusal:
         return Refusal(Reason.EMPTY, f"{name} is {size}")
     if dtype not in GEMM_DTYPES:
         return Refusal(Reason.DTYPE, f"{name} is {dtype}")
+    # The setting that Inductor asks, too, and has in the keys of its caches. A decision that is kept on disk needs no
+    # such key: it is never looked for when the GEMM is refused here.
+    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32":
+        allow = "torch.set_float32_matmul_precision('high') allows it"
+        return Refusal(Reason.DTYPE, f"{name} is {dtype}, and float32 products need TF32: {allow}")
     if not starts_aligned(name):
         return Refusal(Reason.ALIGNMENT, f"{name} does not start at a multiple of {ALIGNMENT_BYTES} bytes")
     matrix_layout = MatrixLayout.of(size, strides, offset[0], dtype.itemsize)

@@ -149,6 +149,20 @@ MUTANTS = (
         "tests/test_verification.py",
     ),
     Mutant(
+        "float32 is rounded to TF32, which nobody has allowed",
+        "scheduler_hooks/gemm.py",
+        '    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32":',
+        "    if False:",
+        "tests/test_tf32.py",
+    ),
+    Mutant(
+        "a TF32 kernel is compared with the product in float32",
+        "lowering/verification.py",
+        "    if matrix.dtype == torch.float32:",
+        "    if False:",
+        "tests/test_tf32.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',
