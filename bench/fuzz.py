@@ -45,7 +45,7 @@ FORCED = {
     "nvgemm_epilogue_fusion": True,
     "nvgemm_fusion_force": True,
     "nvgemm_fusion_cache": False,
-    "nvgemm_max_profiling_configs": 2,
+    "nvgemm_max_profiling_configs": 1,
 }
 UNFUSED = {**COMMON, "nvgemm_epilogue_fusion": False}
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-fuzz.json"

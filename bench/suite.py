@@ -31,11 +31,13 @@ from ..fusion.decision import Timing
 from ..lowering.packages import versions
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
-from .layers import LAYERS, M_SIZES, Layer
+from .layers import LAYERS, Layer
 from .numerics import error
 from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled
 
 RESULTS = Path(__file__).parent / "results" / "h200-suite.json"
+BATCHES = (256, 4096), (16, 1024), (64, 1)
+"""The sizes of M that are decided, and then measured, together."""
 QUICK_M, QUICK_MODELS = (16, 1024), ("Llama 3.1 8B", "GPT-2 XL")
 ROUNDS, BUDGET_MS = 40, 2000
 OURS = "ours"
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="one model, two sizes of M: under four minutes")
     options = parser.parse_args(arguments)
-    tasks = [(layer, m) for m in M_SIZES for layer in LAYERS]
+    tasks = [(layer, m) for batch in BATCHES for m in batch for layer in LAYERS]
     if options.quick:
         tasks = [(layer, m) for layer, m in tasks if m in QUICK_M and layer.model in QUICK_MODELS]
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _measured(tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
-    """The rows of `tasks`, one M after the other, so that an interrupted run has something to show."""
-    for size in dict.fromkeys(m for _, m in tasks):
-        batch = [(layer, m) for layer, m in tasks if m == size]
+    """The rows of `tasks`, batch by batch, so that an interrupted run has something to show."""
+    for sizes in BATCHES:
+        batch = [(layer, m) for layer, m in tasks if m in sizes]
         decided = dict(over_gpus(decide, batch))
         for row in over_gpus(measure, batch):
             yield with_regret(row, decided[row["model"], row["layer"], row["m"]])
