@@ -42,6 +42,7 @@ class Reason(str, enum.Enum):
     ATOMIC = "atomic", "a reader adds atomically"
     MUTATION = "mutation", "a reader changes or aliases one of its inputs"
     NOT_CONVEX = "not convex", "a path leaves the region and comes back"
+    ROUNDS_MORE = "rounds more", "an operand that Inductor's kernel computes itself would be rounded to memory"
     TAKEN = "taken", "the reader already belongs to the epilogue of another GEMM"
 
     # about an alternative

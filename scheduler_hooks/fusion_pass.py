@@ -13,13 +13,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import networkx
 from torch._inductor import config, ir
 from torch._inductor.scheduler import BaseSchedulerNode, FusedSchedulerNode, SchedulerNode
+from torch._inductor.virtualized import V
 
 from ..fusion.decision import Backend, Decision, choose
 from ..fusion.program import ProgramBuilder
 from ..fusion.reasons import Reason, Refusal
-from ..fusion.regions import find_regions
+from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
 from . import tuning
@@ -96,8 +98,9 @@ def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSch
     product = BufferAccess(buffer.get_name(), product_access(buffer.get_layout()))
     capture = RegionCapture(gemm.size, product, builder, gemm.start(builder))
     graph = draw(node.scheduler, nodes, gemm.size[0] * gemm.size[1], _refuser(capture, node))
-    search = find_regions(graph, node.get_name())
-    contest = Contest(node, gemm, target, capture, graph, search.regions, {n.get_name(): n for n in nodes}, choice)
+    by_name = {n.get_name(): n for n in nodes}
+    search = _as_exact(find_regions(graph, node.get_name()), graph, by_name)
+    contest = Contest(node, gemm, target, capture, graph, search.regions, by_name, choice)
     kept = config.nvgemm_fusion_cache and not config.nvgemm_fusion_force
     winner = tuning.recall(contest) if kept else None
     entrants = contenders(contest) if winner is None else [winner]
@@ -114,6 +117,26 @@ def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSch
     if kept and winner is None:
         tuning.keep(contest, entrants[chosen], decision)
     return _apply(entrants[chosen], contest, nodes)
+
+
+def _as_exact(search: RegionSearch, graph: networkx.DiGraph, nodes: dict[str, BaseSchedulerNode]) -> RegionSearch:
+    """The regions whose results are no less exact than those of Inductor's own kernel.
+
+    What computes an operand is a part of that kernel in stock's code, and the operand is never rounded. In a kernel of
+    its own, it writes the operand to memory, in the dtype of its buffer.
+    """
+    if config.emulate_precision_casts:  # then Inductor's kernels round it, too
+        return search
+    regions, refusals = [], list(search.refusals)
+    for region in search.regions:
+        beside = producers(graph, region.gemm, region.nodes)
+        dtypes = {name: V.graph.get_dtype(name) for node in beside for name in nodes[node].get_buffer_names()}
+        rounded = [name for name, dtype in dtypes.items() if dtype.is_floating_point and dtype.itemsize < 4]
+        if rounded:
+            refusals.append(Refusal(Reason.ROUNDS_MORE, f"{rounded[0]} would be rounded to {dtypes[rounded[0]]}"))
+        else:
+            regions.append(region)
+    return RegionSearch(regions, list(dict.fromkeys(refusals)))
 
 
 def _refuser(capture: RegionCapture, gemm: SchedulerNode) -> Callable[[BaseSchedulerNode], Refusal | None]:

@@ -257,6 +257,25 @@ def test_what_stock_computes_in_the_same_kernel_counts_on_both_sides(decisions):
     assert all(random <= set(alternative["separate"]) for alternative in record["alternatives"])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "casts", "fused"), [(BF16, False, False), (torch.float32, False, True), (BF16, True, True)], ids=str
+)
+def test_an_operand_is_not_rounded_that_stock_does_not_round(inductor_config, decisions, dtype, casts, fused):
+    """More operations than Inductor puts into one loop: stock fuses the two loops, and what passes between them stays
+    in a register. A kernel of ours would read it from memory."""
+
+    def function(x, w, r, t):
+        for _ in range(16):
+            t = torch.sin(t) * 1.1 + r
+        return F.linear(x, w) * t
+
+    with inductor_config.patch(emulate_precision_casts=casts, nvgemm_fusion_force=True):
+        torch.compile(function)(X, W, BIAS.to(dtype), TILE.to(dtype))
+    (record,) = decisions()
+    assert record["fused"] == fused
+    assert fused or "rounds more" in reasons(record)
+
+
 def test_a_users_pass_is_still_called(inductor_config, decisions):
     seen = []
 
