@@ -1,0 +1,89 @@
+"""What the benchmarks compute around their measurements, and what is claimed of the results on file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+import torch
+from nvgemm_fusion.bench import candidates, gpus, launch, operations_page, plots, suite
+from nvgemm_fusion.bench.layers import LAYERS, M_SIZES, Gemm, program
+from nvgemm_fusion.fusion.program import OperandKind
+from nvgemm_fusion.fusion.reference import evaluate
+from nvgemm_fusion.lowering.spaces import SPACES
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.model} {layer.name}")
+def test_the_epilogue_of_a_layer_is_what_the_layer_computes(layer):
+    m, n, k = 6, 8, 16
+    generator = torch.Generator().manual_seed(0)
+    x, *weights = (torch.randn(s, k, dtype=torch.float64, generator=generator) for s in (m, *[n] * layer.weights))
+    epilogue = program(layer.epilogue)
+    sizes = {OperandKind.TILE: (m, n), OperandKind.ROW: (n,)}
+    operands = [torch.randn(sizes[o.kind], dtype=torch.float64, generator=generator) for o in epilogue.operands]
+    if layer.weights == 2:  # the tile is the product of the other GEMM
+        operands = [x @ weights[1].t()]
+    expected = layer.function(x, *weights, *(operands if layer.weights == 1 else ()))
+    torch.testing.assert_close(evaluate(epilogue, x @ weights[0].t(), operands)[0], expected)
+    assert layer.gemms[-1] == Gemm(layer.n, layer.k, layer.epilogue) and len(layer.gemms) == layer.weights
+
+
+def row(us, again, **changes):
+    return {"model": "a", "layer": "b", "m": 1, "us": us, "again": again, "error_ratio": 1.0, **changes}
+
+
+def test_regret_is_against_alternatives_and_peers():
+    chosen = {"backend": "NVGEMM", "candidate": "x", "fused": 1, "epilogue": True}
+    times = {("NVGEMM", "x", 1): 10.0, ("NVGEMM", "y", 1): 9.5, ("ATEN", "mm", 0): 12.0}
+    us = {"ours": 10.0, "eager": 11.0, "ATEN,TRITON": 12.0}
+    found = suite.with_regret(row(us, [times]), [chosen])
+    assert found["regret"] == pytest.approx(10 / 9.5, abs=1e-4) and found["best_peer"] == "eager"
+    assert (found["speedup_best_peer"], found["speedup_stock"]) == (1.1, 1.2)
+    peer_wins = suite.with_regret(row({**us, "eager": 9.0}, [times]), [chosen])
+    assert peer_wins["regret"] == pytest.approx(10 / 9, abs=1e-4)
+    # A Triton template goes by another number in another process: the fastest of its kind stands for it.
+    template = {"backend": "TRITON", "candidate": "triton_mm_3", "fused": 1, "epilogue": False}
+    again = {("TRITON", "triton_mm_7", 1): 10.0, ("TRITON", "triton_mm_8", 1): 11.0, ("TRITON", "triton_mm_7", 0): 8.0}
+    assert suite.with_regret(row(us, [again]), [template])["regret"] == 1.25
+    assert suite.with_regret(row(us, []), [])["regret"] == 1.0
+    both = suite.summary([found, peer_wins])
+    assert both["rows"] == both["rows_fused"] == 2 and both["worst_regret"] == peer_wins["regret"]
+    assert both["speedup_best_peer"] == pytest.approx(math.sqrt(1.1 * 0.9), abs=1e-4)
+
+
+def test_the_suite_on_file_is_what_its_summary_says(tmp_path):
+    results = json.loads(suite.RESULTS.read_text(encoding="utf-8"))
+    assert results["about"]["summary"] == suite.summary(results["rows"])
+    assert {(layer.model, layer.name) for layer in LAYERS} == {(r["model"], r["layer"]) for r in results["rows"]}
+    assert {r["m"] for r in results["rows"]} <= set(M_SIZES) == {m for batch in suite.BATCHES for m in batch}
+    copy = tmp_path / "suite.json"
+    copy.write_text(json.dumps(results))
+    plots.main([str(copy)])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"suite-speedup.png", "suite-roofline.png"}
+
+
+def test_the_best_five_candidates_are_near_the_best_of_all():
+    records = json.loads(candidates.RESULTS.read_text(encoding="utf-8"))["records"]
+    assert len(records) == len(candidates.tasks()) >= 60
+    shortfalls = [candidates.shortfall(record) for record in records]
+    assert math.exp(sum(map(math.log, shortfalls)) / len(shortfalls)) < 1.03 and max(shortfalls) < 1.2
+    every = candidates.every_candidate(Gemm(4096, 4096, "none").problem(4096), "none")
+    assert {candidate.tile_m for candidate in every} == set(SPACES["sm_90a"].tiles_m)
+
+
+def test_no_operation_on_file_is_wrong():
+    results = json.loads(operations_page.RESULTS.read_text(encoding="utf-8"))
+    assert not [name for name, of in results["ops"].items() if any(r["beyond"] or r["mismatches"] for r in of.values())]
+
+
+def test_a_launch_on_file_costs_no_more_than_inductors():
+    assert json.loads(launch.RESULTS.read_text(encoding="utf-8"))["ratio"] <= 1.0
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    found = list(gpus.over_gpus(os.getenv, ["CUDA_VISIBLE_DEVICES"] * 6))
+    assert len(found) == 6 and set(found) <= {"5", "7"}
