@@ -60,9 +60,9 @@ class Alternative:
     """One complete way to compute a region.
 
     candidate: the kernel configuration, readable. fused and separate: which nodes run inside the GEMM's kernel and
-    which in kernels of their own. epilogue: the digest of the program that a CuTe DSL kernel carries, empty for a
-    plain one (with `addmm`, a kernel may carry the bias or a residual without fusing any node). timing and status:
-    what it costs; `refusal` says why it failed, was pruned or was not chosen. compile_s: seconds to compile the
+    which in kernels of their own. epilogue: the digest of the program that a CuTe DSL kernel (or cuBLASLt's) carries,
+    empty for a plain one (with `addmm`, a kernel may carry the bias or a residual without fusing any node). timing and
+    status: what it costs; `refusal` says why it failed, was pruned or was not chosen. compile_s: seconds to compile the
     GEMM's kernel, 0 when it came from a cache.
     """
 
@@ -132,7 +132,7 @@ class Decision:
 
     @property
     def fused(self) -> bool:
-        """True when a CuTe DSL kernel with an epilogue was chosen."""
+        """True when a kernel was chosen that carries an epilogue of `programs`: CuTe DSL's, or cuBLASLt's."""
         return self.choice is not None and bool(self.choice.epilogue)
 
     @property

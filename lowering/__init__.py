@@ -11,6 +11,7 @@
     dry_run         that source, run on the CPU
     providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API
     tf32            QuACK's GEMM with float32 operands
+    cublaslt        the one kernel with an epilogue that torch itself has
     compile_worker  the process that does it
     compiler        many such processes, at most N at a time
     store           compiled kernels on disk, up to a limit

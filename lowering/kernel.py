@@ -23,7 +23,7 @@ from .targets import Target
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kernel configuration of one provider.
+    """One kernel configuration of one provider (no tile where a provider has only one kernel).
 
     tile_m and tile_n: the block's tile of the kernel's own output, cluster_m and cluster_n: blocks that share loads.
     With `swap_ab` the kernel computes the transposed product (its output is N by M), so tile_m runs along N.
@@ -39,6 +39,8 @@ class Candidate:
     swap_ab: bool = False
 
     def __str__(self) -> str:
+        if not self.tile_m:
+            return self.provider
         extras = (" pingpong" if self.pingpong else "") + (" swapped" if self.swap_ab else "")
         return f"{self.provider} {self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}{extras}"
 

@@ -16,7 +16,9 @@ import torch
 
 from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, Refusal
+from . import cublaslt
 from .compiler import CompiledKernel, KernelCompiler, shared_compiler
+from .cublaslt import CUBLASLT
 from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
 from .providers import EXPORTED_NAME, OPERATORS
@@ -41,7 +43,7 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     """
     spec = KernelSpec.from_json(json.loads(spec_json))
     compiler = shared_compiler(workers=1)
-    launch = _load(spec, compiler)
+    launch = cublaslt.launcher(spec) if spec.candidate.provider == CUBLASLT else _load(spec, compiler)
     if isinstance(launch, Refusal):
         logger.warning("torch computes, slower, what %s would: %s", spec.candidate, launch)
         return lambda *tensors: compute(spec.program, tensors)

@@ -29,6 +29,7 @@ from ..fusion.regions import Region, absorbers, producers
 from ..lowering import cost_model
 from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
+from ..lowering.cublaslt import CANDIDATE, activation
 from ..lowering.kernel import Candidate, KernelSpec
 from ..lowering.targets import Target
 from .capture import CapturedProgram, RegionCapture
@@ -206,7 +207,20 @@ def _stock(contest: Contest) -> list[Contender] | Refusal:
     triton = [choice for choice in known if isinstance(choice, TritonTemplateCaller)][:TRITON_TEMPLATES]
     if contest.node.scheduler._has_layout_conflict_for_template(buffer):
         triton = []
-    return _stock_contenders(contest, external, triton)
+    return _stock_contenders(contest, external, triton) + activation_contenders(contest)
+
+
+def activation_contenders(contest: Contest) -> list[Contender]:
+    """The product with bias and activation in cuBLASLt, where that is all of a region. Not on the virtual device: its
+    model knows nothing that would tell this from a kernel of ours."""
+    entrants, problem = [], contest.gemm.problem
+    for region, captured in contest.programs.items():
+        if region is not None and problem.dtype.itemsize == 2 and activation(captured.program):
+            spec = KernelSpec.of(problem, CANDIDATE, captured.program, contest.target)
+            alternative = _alternative(contest, Backend.ATEN, "addmm_activation", region)
+            alternative = replace(alternative, epilogue=captured.program.digest)
+            entrants.append(Contender(alternative, region, contest.choice, KernelCall(spec, contest.gemm, captured)))
+    return entrants
 
 
 def _modelled_stock(contest: Contest) -> list[Contender]:

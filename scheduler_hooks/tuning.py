@@ -15,8 +15,17 @@ from ..fusion.regions import Region, producers
 from ..lowering import tuning
 from ..lowering.candidates import candidates
 from ..lowering.compiler import shared_compiler
+from ..lowering.cublaslt import CANDIDATE
 from ..lowering.packages import versions
-from .alternatives import Contender, Contest, backend_of, our_contender, stock_contender, with_kernel
+from .alternatives import (
+    Contender,
+    Contest,
+    activation_contenders,
+    backend_of,
+    our_contender,
+    stock_contender,
+    with_kernel,
+)
 
 logger = logging.getLogger("nvgemm_fusion")
 
@@ -79,6 +88,8 @@ def _described(contest: Contest) -> tuning.Contest:
 
 
 def _entrant(contest: Contest, region: Region | None, winner: tuning.Winner) -> Contender | None:
+    if winner.candidate == CANDIDATE:
+        return next((entrant for entrant in activation_contenders(contest) if entrant.region == region), None)
     if winner.backend == Backend.NVGEMM.value:
         program = contest.programs[region].program
         legal = candidates(contest.gemm.problem, contest.target, program, None)

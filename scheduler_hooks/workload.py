@@ -18,8 +18,8 @@ from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 
-from ..fusion.decision import Backend
 from ..fusion.reasons import Reason, Refusal
+from ..lowering import cublaslt
 from ..lowering.launcher import bind
 from ..lowering.verification import mismatch
 from .alternatives import Contender, Contest
@@ -36,8 +36,8 @@ class Workload:
     def run(self, entrant: Contender) -> Run | Refusal:
         """`entrant` as a function, or why it cannot be one (a kernel that does not load)."""
         try:
-            if entrant.alternative.backend is Backend.NVGEMM:
-                if entrant.compiled is None:
+            if entrant.call is not None:
+                if entrant.alternative.refusal is not None:
                     return entrant.alternative.refusal
                 gemm = self._kernel(entrant)
                 if isinstance(gemm, Refusal):
@@ -54,7 +54,7 @@ class Workload:
 
     def _kernel(self, entrant: Contender) -> Run | Refusal:
         """One of our kernels, if its first result is right."""
-        launch = bind(entrant.compiled)
+        launch = cublaslt.launcher(entrant.call.spec) if entrant.compiled is None else bind(entrant.compiled)
         arguments = [
             torch.as_strided(self._buffer(view.buffer), view.size, view.strides, view.offset)
             for view in entrant.call.arguments()
