@@ -50,10 +50,13 @@ def _loaded(operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _stored(dtype: torch.dtype, result: torch.Tensor) -> torch.Tensor:
-    """What lies in memory afterwards, of a result that the kernel stores as a carrier of the same bits."""
+    """What lies in memory afterwards, of a result that the kernel stores as a carrier of the same bits. A float that
+    the carrier cannot hold becomes the nearest that it can, as on a GPU."""
     if dtype.is_floating_point:
         return result
-    return (result if CARRIERS[dtype] == torch.float32 else result.to(CARRIERS[dtype])).view(dtype)
+    if CARRIERS[dtype] == torch.uint8:
+        result = result.clamp(0, 255).to(torch.uint8)
+    return result.view(dtype)
 
 
 class _Float32:

@@ -40,10 +40,11 @@ def test_operands_go_where_their_kinds_say():
     builder = ProgramBuilder()
     value = ACCUMULATOR
     for weight, kind in enumerate(OperandKind, 1):
-        operand = builder.operand(kind, Operand(kind, torch.bfloat16))
+        dtype = torch.float32 if kind is OperandKind.NUMBER else torch.bfloat16
+        operand = builder.operand(kind, Operand(kind, dtype))
         value = builder.op("add", builder.op("mul", value, builder.constant(float(weight))), operand)
     program, keys = builder.build([Store(value, torch.bfloat16)])
-    shapes = {"tile": (4, 4), "row": (4,), "column": (4,), "scalar": (1,)}  # square: shapes tell nothing
+    shapes = {"tile": (4, 4), "row": (4,), "column": (4,), "scalar": (1,), "number": ()}  # square: shapes tell nothing
     tensors = {kind: torch.randn(shapes[kind.value]).bfloat16() for kind in OperandKind}
     accumulator = torch.randn(4, 4, dtype=torch.float64)
     expected = accumulator
