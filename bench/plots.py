@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402 (the backend has to be chosen first)
 
-from .suite import OURS, RESULTS  # noqa: E402
+from .suite import OURS, RESULTS, is_fused  # noqa: E402
 
 FUSED, UNFUSED = "tab:green", "tab:gray"
 
@@ -56,11 +56,6 @@ def roofline(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> Any:
     axes.set_title(f"{about['gpu']}, torch {about['versions']['torch']}, bfloat16", fontsize=9)
     axes.legend()
     return figure
-
-
-def is_fused(row: dict[str, Any]) -> bool:
-    """Whether a kernel with an epilogue was chosen."""
-    return any(choice["epilogue"] for choice in row["choice"])
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str,
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What the rows say in a few numbers; geometric means."""
-    fused = [row for row in rows if any(choice["epilogue"] for choice in row["choice"])]
+    fused = [row for row in rows if is_fused(row)]
     against_peer = [row["speedup_best_peer"] for row in rows]
     return {
         "rows": len(rows),
@@ -178,6 +178,11 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "speedup_stock": _mean([row["speedup_stock"] for row in rows]),
         "worst_error_ratio": max(row["error_ratio"] for row in rows),
     }
+
+
+def is_fused(row: dict[str, Any]) -> bool:
+    """Whether a kernel with an epilogue was chosen for one of its GEMMs."""
+    return any(choice["epilogue"] for choice in row["choice"])
 
 
 def stock_has_nvgemm() -> bool:

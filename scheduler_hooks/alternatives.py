@@ -295,6 +295,6 @@ def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Ref
         if isinstance(result, Timing):
             alternative = replace(alternative, timing=result)
         elif alternative.status is not Status.FAILED:
-            alternative = replace(alternative, status=Status.FAILED, refusal=refusal or result)
+            alternative = replace(alternative, status=Status.FAILED, refusal=result if refusal is None else refusal)
         timed.append(replace(entrant, alternative=alternative))
     return timed

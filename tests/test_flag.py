@@ -50,6 +50,16 @@ def test_environment_variables():
     assert out == "True False /tmp/decisions.jsonl"
 
 
+@pytest.mark.parametrize(("value", "expected"), [("20", 20), ("", 150), ("soon", 150), ("-1", 150)])
+def test_a_number_in_the_environment(monkeypatch, caplog, value, expected):
+    from nvgemm_fusion.scheduler_hooks import settings
+
+    (setting,) = [setting for setting in settings.SETTINGS if setting.value_type is int]
+    monkeypatch.setenv("TORCHINDUCTOR_NVGEMM_FUSION_BENCHMARK_MS", value)
+    assert settings._default(setting) == {"default": expected}
+    assert ("whole number" in caplog.text) == (value in ("soon", "-1"))
+
+
 def test_it_is_an_entry_like_any_other():
     import torch._inductor.config as config
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import types
 
 import pytest
 import torch
-from nvgemm_fusion.fusion.decision import Timing
-from nvgemm_fusion.fusion.reasons import Reason
-from nvgemm_fusion.scheduler_hooks import stopwatch
+from nvgemm_fusion.fusion.decision import Alternative, Backend, Status, Timing
+from nvgemm_fusion.fusion.reasons import Reason, Refusal
+from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch, workload
 from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
 
 
@@ -91,3 +93,56 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
         gpu, *(itertools.chain([50.0] * 12, itertools.repeat(60.0)) for _ in range(2))
     )
     assert first.us == second.us == 60.0 and replays == [50, 50]
+
+
+@pytest.fixture
+def timed_by_name(monkeypatch):
+    """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it, a Refusal of STOPWATCH what
+    that refuses, any other Refusal what the workload does."""
+    outcomes = {}
+
+    class Workload:
+        def __init__(self, contest):
+            pass
+
+        def run(self, entrant):
+            outcome = outcomes[entrant.alternative.candidate]
+            is_refused = isinstance(outcome, Refusal) and outcome.reason is not Reason.RUN_ERROR
+            return outcome if is_refused else lambda: outcome
+
+    class MadeUp:
+        def __init__(self, budget_ms):
+            assert budget_ms == 150
+
+        def time(self, runs):
+            return [Refusal(Reason.NOT_MEASURED) if run is None else run() for run in runs]
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(workload, "Workload", Workload)
+    monkeypatch.setattr(stopwatch, "Stopwatch", MadeUp)
+    contest = types.SimpleNamespace(node=types.SimpleNamespace(get_device=lambda: torch.device("cuda", 0)))
+
+    def timed(**given):
+        outcomes.update(given)
+        entrants = [alternatives.Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
+        return alternatives._timed(contest, entrants)
+
+    return timed
+
+
+def test_each_entrant_says_why_it_has_no_time(timed_by_name):
+    wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
+    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)
+    assert (first.alternative.timing, first.alternative.status) == (Timing(5.0), Status.MEASURED)
+    assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
+    assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
+
+
+def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
+    def no_room(budget_ms):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(stopwatch, "Stopwatch", no_room)
+    refusal = timed_by_name(fast=Timing(5.0))
+    assert isinstance(refusal, Refusal) and "no room" in refusal.detail
