@@ -4,6 +4,7 @@
     layers      layers of real models, with their GEMMs
     side_by_side  one function compiled under several settings
     gpus        work on all GPUs of a machine
+    rows        their results on file
     suite       the layers side by side with every backend of torch: `python -m nvgemm_fusion.bench.suite`
     plots       pictures of that
     candidates  every kernel configuration on their GEMMs: `python -m nvgemm_fusion.bench.candidates`

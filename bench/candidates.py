@@ -36,6 +36,7 @@ from ..lowering.targets import TARGETS, current_target
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
 from .layers import LAYERS, M_SIZES, Gemm, program
+from .rows import write_rows
 
 RESULTS = Path(__file__).parent / "results" / "h200-candidates.json"
 LIMIT = 5
@@ -108,14 +109,12 @@ def shortfall(record: dict[str, Any], limit: int = LIMIT) -> float:
     return min(times, default=math.inf) / min(record["us"].values())
 
 
-def summary(records: Sequence[dict[str, Any]]) -> str:
-    """The shortfalls in one line."""
-    ratios = [shortfall(record) for record in records]
-    mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    over = sum(ratio > 1.03 for ratio in ratios)
+def summary(shortfalls: Sequence[float]) -> str:
+    """The shortfalls of all problems in one line."""
+    mean, over = statistics.geometric_mean(shortfalls), sum(ratio > 1.03 for ratio in shortfalls)
     return (
-        f"{len(ratios)} problems: the best of the top {LIMIT} takes {mean:.4f} times the best of all "
-        f"(geometric mean); {max(ratios):.3f} at worst; more than 1.03 in {over}"
+        f"{len(shortfalls)} problems: the best of the top {LIMIT} takes {mean:.4f} times the best of all "
+        f"(geometric mean); {max(shortfalls):.3f} at worst; more than 1.03 in {over}"
     )
 
 
@@ -124,22 +123,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--check" in arguments:
         records = json.loads(RESULTS.read_text(encoding="utf-8"))["records"]
-        for record in sorted(records, key=shortfall, reverse=True):
+        ranked = sorted(((shortfall(record), record) for record in records), key=lambda pair: -pair[0])
+        for behind, record in ranked:
             best = min(record["us"], key=record["us"].get)
             size = f"{record['m']:5} {record['n']:6} {record['k']:6}"
-            print(f"{shortfall(record):.3f} {size} {record['epilogue']:9} {record['us'][best]:8.1f} us  {best}")
-        print(summary(records))
+            print(f"{behind:.3f} {size} {record['epilogue']:9} {record['us'][best]:8.1f} us  {best}")
+        print(summary([behind for behind, _ in ranked]))
         return
     output = Path(arguments[0]) if arguments else RESULTS
     todo = tasks()
     compile_all(todo)
     results = track(over_gpus(measure, todo), "timing", len(todo), disable=not sys.stderr.isatty())
     records = sorted(results, key=lambda record: (record["m"], record["n"], record["k"], record["epilogue"]))
-    output.parent.mkdir(parents=True, exist_ok=True)
     about = {"gpu": torch.cuda.get_device_name(), "target": str(current_target()), "versions": versions()}
-    lines = ",\n".join(json.dumps(record) for record in records)  # a record a line: the file is read by people, too
-    output.write_text(f'{{"about": {json.dumps(about)},\n"records": [\n{lines}\n]}}\n', encoding="utf-8")
-    print(summary(records))
+    write_rows(output, about, "records", records)
+    print(summary(list(map(shortfall, records))))
 
 
 @lru_cache(maxsize=None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from ..lowering.packages import versions
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
 from .numerics import error
+from .rows import write_rows
 from .side_by_side import FRESH, STOCK, compiled
 
 RESULTS = Path(__file__).parent / "results" / "h200-e2e.json"
@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = list(track(over_gpus(measure, todo), "models", len(todo), disable=not sys.stderr.isatty()))
     rows.sort(key=lambda row: (row["what"], row["sequences"]))
     about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "model": "Llama 3.1 8B", "context": CONTEXT}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write_rows(options.output, about, "rows", rows)
     for row in rows:
         print(
             f"{row['what']} {row['sequences']} x {row['tokens']}: off {row['us_off']:.0f}, on {row['us_on']:.0f} us,"

@@ -30,6 +30,7 @@ from rich.progress import Progress
 from ..fusion import log
 from ..lowering.packages import versions
 from .random_graphs import operands, tree, written
+from .side_by_side import ATEN, FORCED
 
 BATCH = 10
 """Graphs that are compiled together."""
@@ -39,15 +40,8 @@ SPECIALS = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 LARGEST_RATIO = 1.1
 FLOOR = 2**-20
 """A relative error below this is none."""
-COMMON = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN", "shape_padding": False}
-FORCED = {
-    **COMMON,
-    "nvgemm_epilogue_fusion": True,
-    "nvgemm_fusion_force": True,
-    "nvgemm_fusion_cache": False,
-    "nvgemm_max_profiling_configs": 1,
-}
-UNFUSED = {**COMMON, "nvgemm_epilogue_fusion": False}
+UNFUSED = {**ATEN, "shape_padding": False}
+FUSED = {**FORCED, "max_autotune_gemm_backends": "ATEN", "shape_padding": False, "nvgemm_max_profiling_configs": 1}
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-fuzz.json"
 WORST = 10
 """How many of the worst cases are kept."""
@@ -111,7 +105,7 @@ def batch(seed: int) -> list[dict[str, Any]]:
     exact = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = str(Path(folder) / "log.jsonl")
-        results = compiled(function, inputs, {**FORCED, "nvgemm_fusion_log": path})
+        results = compiled(function, inputs, {**FUSED, "nvgemm_fusion_log": path})
         fused = {record["problem"]["n"]: record["fused"] for record in log.read(path) if record["problem"]}
         unfused = compiled(function, inputs, UNFUSED)
     return [

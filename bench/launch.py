@@ -26,11 +26,11 @@ from ..lowering.packages import versions
 from ..lowering.providers import QUACK
 from ..lowering.targets import current_target
 from .layers import Gemm, program
+from .side_by_side import FORCED
 
 RESULTS = Path(__file__).parent / "results" / "h200-launch.json"
 BATCH, ROUNDS = 200, 40
 M, N, K = 64, 512, 128
-FUSED = {"max_autotune_gemm": True, "nvgemm_epilogue_fusion": True, "nvgemm_fusion_force": True}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = Path(arguments[0]) if arguments else RESULTS
     x, w, b = (torch.randn(*size, device="cuda").bfloat16() for size in ((M, K), (N, K), (N,)))
     tiles = [torch.randn(M, N, device="cuda").bfloat16() for _ in range(3)]
-    fused = torch.compile(lambda x, w, b: F.relu(F.linear(x, w, b)), dynamic=False, options=FUSED)
+    fused = torch.compile(lambda x, w, b: F.relu(F.linear(x, w, b)), dynamic=False, options=FORCED)
     pointwise = torch.compile(lambda x, w, b: F.relu(x * w + b), dynamic=False)
     launch, result = _launcher(), torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
     calls = {

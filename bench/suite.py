@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -33,6 +32,7 @@ from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
 from .layers import LAYERS, Layer
 from .numerics import error
+from .rows import write_rows
 from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled
 
 RESULTS = Path(__file__).parent / "results" / "h200-suite.json"
@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     order = {(layer.model, layer.name): number for number, layer in enumerate(LAYERS)}
     rows.sort(key=lambda row: (order[row["model"], row["layer"]], row["m"]))
     about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "summary": summary(rows)}
-    body = ",\n".join(json.dumps(row) for row in rows)  # a row a line: the file is read by people, too
-    options.output.write_text(f'{{"about": {json.dumps(about)},\n"rows": [\n{body}\n]}}\n', encoding="utf-8")
+    write_rows(options.output, about, "rows", rows)
     finished.unlink()
     print(json.dumps(about["summary"], indent=1))
     sys.exit(1 if any(row["error_ratio"] > 1.1 for row in rows) else 0)
@@ -228,7 +227,7 @@ def _choice(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mean(ratios: Sequence[float]) -> float:
-    return round(math.exp(statistics.fmean(map(math.log, ratios))), 4) if ratios else 1.0
+    return round(statistics.geometric_mean(ratios), 4) if ratios else 1.0
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -30,7 +30,6 @@ from ..fusion.reasons import Reason, Refusal
 from ..fusion.space import Access, IterationSpace, cut
 from ..lowering.emit import CARRIERS
 
-FLOAT_DTYPES = GEMM_DTYPES
 FLOAT8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 INDUCTOR_NAMES = {
@@ -286,7 +285,7 @@ class _Refused(Exception):
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are computed here. Refuses what has none."""
-    if dtype in (*FLOAT_DTYPES, *FLOAT8_DTYPES):
+    if dtype in (*GEMM_DTYPES, *FLOAT8_DTYPES):
         return torch.float32
     if dtype not in (torch.bool, *INTEGER_DTYPES):
         raise _Refused(Reason.DTYPE, f"a conversion to {dtype}")

@@ -16,7 +16,7 @@ from ..fusion.program import ACCUMULATOR, Operand, ProgramBuilder
 from ..fusion.reasons import Reason, Refusal
 from ..fusion.space import Access
 from ..lowering.targets import Target
-from .capture import FLOAT_DTYPES, BufferAccess, operand_of, starts_aligned
+from .capture import BufferAccess, operand_of, starts_aligned
 
 TF32_ROWS, TF32_SIZE = 16, 512
 """The least M, and the least N and K, with which cuBLAS and Inductor's templates use TF32 where it is allowed (the
@@ -63,7 +63,7 @@ class Gemm:
         for matrix in (a, b):
             if not isinstance(matrix, Matrix):
                 return matrix
-        if a.dtype != b.dtype or layout.dtype not in FLOAT_DTYPES:
+        if a.dtype != b.dtype or layout.dtype not in GEMM_DTYPES:
             return Refusal(Reason.DTYPE, f"{a.dtype} @ {b.dtype} -> {layout.dtype}")
         if a.dtype == torch.float32 and (size[0] < TF32_ROWS or min(size[1], a.size[1]) < TF32_SIZE):
             return Refusal(Reason.DTYPE, f"{size} with K = {a.size[1]}: torch uses no TF32 for products this small")
