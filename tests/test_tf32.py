@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -228,7 +229,7 @@ def spec_of(candidate, program, a_major=Major.ROW, b_major=Major.COLUMN):
 
 @pytest.fixture(scope="module")
 def compiler():
-    compiler = KernelCompiler(KernelStore(), workers=2)
+    compiler = KernelCompiler(KernelStore(), workers=min(8, os.cpu_count() or 1))
     yield compiler
     compiler.close()
 
