@@ -9,6 +9,7 @@
     plots       pictures of that
     candidates  every kernel configuration on their GEMMs: `python -m nvgemm_fusion.bench.candidates`
     e2e         the decoder of Llama 3.1 8B, off and on: `python -m nvgemm_fusion.bench.e2e`
+    compile_time  how long compiling takes, off and on: `python -m nvgemm_fusion.bench.compile_time`
     launch      host time of a call: `python -m nvgemm_fusion.bench.launch`
     smoke       four graphs at three sizes on a real GPU: `python -m nvgemm_fusion.bench.smoke`
     operations  every op on a real GPU: `python -m nvgemm_fusion.bench.operations`

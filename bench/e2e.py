@@ -145,7 +145,10 @@ def _chosen(record: dict[str, Any]) -> str:
     if record["chosen"] is None:
         return f"{record['gemm']}: stock"
     choice = record["alternatives"][record["chosen"]]
-    return f"{record['gemm']}: {choice['backend']} {choice['candidate']}" + " fused" * record["fused"]
+    stock = min((a["us"] for a in record["alternatives"] if a["us"] and a["backend"] != "NVGEMM"), default=0.0)
+    m, n, k = (record["problem"][size] for size in "mnk")
+    name = f"{choice['backend']} {choice['candidate']}" + " fused" * record["fused"]
+    return f"{m}x{n}x{k}: {name}, {choice['us']:.1f} us, the best of torch's {stock:.1f}"
 
 
 def _widened(cache: LayerCache | None) -> LayerCache | None:

@@ -19,7 +19,7 @@ def over_gpus(function: Callable[[Item], Result], items: Iterable[Item]) -> Iter
     takes the next item when it is done with one. Raises what `function` raises, and BrokenProcessPool when a process
     dies."""
     gpus = torch.cuda.device_count()
-    cores = max(1, (os.cpu_count() or 1) // max(1, gpus))
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, gpus))
     context = multiprocessing.get_context("spawn")
     free = context.SimpleQueue()
     for gpu in range(gpus):

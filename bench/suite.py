@@ -5,19 +5,21 @@
 One row is one layer at one M, in bfloat16. It is decided in one process, with nothing on disk that could help, and
 measured in another: there the layer is compiled with the flag on, which takes the decision from disk, and as each peer;
 all are timed by the stopwatch in one window. Then the contest is held again, for the regret: the time of what was
-chosen over that of the best of all alternatives and peers. All GPUs of the machine are used. Rows that are done are
-kept beside OUTPUT, and a run that was interrupted goes on from there.
+chosen over that of the best of all alternatives and peers. All GPUs of the machine are used, each by two processes that
+take turns. Rows that are done are kept beside OUTPUT, and a run that was interrupted goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,8 +38,8 @@ from .rows import write_rows
 from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled
 
 RESULTS = Path(__file__).parent / "results" / "h200-suite.json"
-BATCHES = (256, 4096), (16, 1024), (64, 1)
-"""The sizes of M that are decided, and then measured, together."""
+M_ORDER = 256, 4096, 16, 1024, 64, 1
+"""An interrupted run has something of everything."""
 QUICK_M, QUICK_MODELS = (16, 1024), ("Llama 3.1 8B", "GPT-2 XL")
 ROUNDS, BUDGET_MS = 40, 2000
 OURS = "ours"
@@ -49,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="one model, two sizes of M: under four minutes")
+    parser.add_argument("--m", type=int, nargs="+", default=M_ORDER, choices=M_ORDER, help="these sizes of M alone")
     options = parser.parse_args(arguments)
-    tasks = [(layer, m) for batch in BATCHES for m in batch for layer in LAYERS]
+    tasks = [(layer, m) for m in options.m for layer in LAYERS]
     if options.quick:
         tasks = [(layer, m) for layer, m in tasks if m in QUICK_M and layer.model in QUICK_MODELS]
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, finished.open("a", encoding="utf-8") as lines:
         os.environ["NVGEMM_FUSION_CACHE_DIR"] = f"{folder}/decisions"
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
-        for row in track(_measured(todo), "measuring", len(todo), disable=not sys.stderr.isatty()):
+        for row in track(over_gpus(measured_row, todo), "measuring", len(todo), disable=not sys.stderr.isatty()):
             rows.append(row)
             lines.write(json.dumps(row) + "\n")
             lines.flush()
@@ -75,24 +78,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(1 if any(row["error_ratio"] > 1.1 for row in rows) else 0)
 
 
-def _measured(tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
-    """The rows of `tasks`, batch by batch, so that an interrupted run has something to show."""
-    for sizes in BATCHES:
-        batch = [(layer, m) for layer, m in tasks if m in sizes]
-        decided = dict(over_gpus(decide, batch))
-        for row in over_gpus(measure, batch):
-            yield with_regret(row, decided[row["model"], row["layer"], row["m"]])
+def measured_row(task: Task) -> dict[str, Any]:
+    """The row of a layer: decided here, measured in another process."""
+    choices = decide(task)
+    torch.cuda.empty_cache()
+    return with_regret(_other_process().submit(measure, task).result(), choices)
 
 
-def decide(task: Task) -> tuple[tuple[str, str, int], list[dict[str, Any]]]:
-    """The name of a row, and the decisions of its layer, which are on disk from here on."""
-    layer, m = task
+@lru_cache(maxsize=None)
+def _other_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def decide(task: Task) -> list[dict[str, Any]]:
+    """The decisions of a layer, which are on disk from here on."""
     torch.compiler.reset()
     inputs = _inputs(task)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/log.jsonl"
-        compiled(layer.function, inputs, {**FUSED, "nvgemm_fusion_log": path})
-        return (layer.model, layer.name, m), [_choice(record) for record in log.read(path)]
+        compiled(task[0].function, inputs, {**FUSED, "nvgemm_fusion_log": path})
+        return [_choice(record) for record in log.read(path)]
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -122,6 +127,7 @@ def measure(task: Task) -> dict[str, Any]:
             for record in log.read(path)
         ]
     bandwidth, rate = peaks()
+    torch.cuda.empty_cache()
     return {
         "model": layer.model,
         "layer": layer.name,

@@ -12,12 +12,15 @@
     providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API
     tf32            QuACK's GEMM with float32 operands
     cublaslt        the one kernel with an epilogue that torch itself has
-    compile_worker  the process that does it
-    compiler        many such processes, at most N at a time
+    worker          a process of our own, asked one thing at a time
+    compile_worker  the process that compiles
+    compiler        many of those, at most N at a time
     store           compiled kernels on disk, up to a limit
     tuning          decisions that were measured, on disk and as a portable file
     verification    a kernel's result against the reference, on samples
     launcher        a compiled kernel as a function of tensors
+    trial_worker    the process in which a kernel runs first, on tensors that are watched
+    trial           that process, and what becomes of a kernel that fails there
     cost_model      times for a GPU that is not there
     packages        which kernel packages are installed
 

@@ -8,12 +8,6 @@ is replaced by a new one with the next request.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
-import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..fusion.reasons import Reason, Refusal
+from .cublaslt import CUBLASLT
 from .kernel import KernelSpec
 from .store import KernelStore
-
-logger = logging.getLogger("nvgemm_fusion")
+from .worker import Worker
 
 TIME_LIMIT_S = 120.0
 """Compiling takes 1 to 4 seconds; the first request of a worker adds the import of the compilers."""
@@ -32,10 +26,11 @@ TIME_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """An object file that can be loaded, and the seconds that compiling it took (0 when it was in the store)."""
+    """An object file that can be loaded, and the seconds that compiling it took (0 when it was in the store). No file
+    where torch has the kernel."""
 
     spec: KernelSpec
-    path: Path
+    path: Path | None
     seconds: float
 
 
@@ -48,20 +43,13 @@ class KernelCompiler:
     def __init__(self, store: KernelStore, workers: int) -> None:
         self.store = store
         self._threads = ThreadPoolExecutor(max(1, workers), thread_name_prefix="nvgemm-compile")
-        self._limit = max(1, workers)
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._running: dict[str, Future] = {}
         self.submitted = 0
         self.finished = 0
         atexit.register(self.close)
-
-    def prepare(self, count: int) -> None:
-        """Starts up to `count` workers now, so that they have imported their compilers when they are needed."""
-        with self._lock:
-            while len(self._workers) < min(count, self._limit):
-                self._idle.append(self._start())
 
     def submit(self, spec: KernelSpec) -> Future[CompiledKernel | Refusal]:
         """Compiles `spec`, or finds it in the store. Asking twice at a time compiles once."""
@@ -95,7 +83,7 @@ class KernelCompiler:
         found = self.store.find(spec)
         if isinstance(found, Refusal):
             return found
-        if found is not None:
+        if found is not None or spec.candidate.provider == CUBLASLT:
             return CompiledKernel(spec, found, 0.0)
         try:
             target = self.store.temporary()
@@ -103,9 +91,12 @@ class KernelCompiler:
             return Refusal(Reason.COMPILE_ERROR, f"nowhere to write the kernel: {error}")
         worker = self._take()
         try:
-            answer = worker.ask({"spec": spec.to_json(), "object": str(target)})
+            answer = worker.ask({"spec": spec.to_json(), "object": str(target)}, TIME_LIMIT_S)
             if not answer["ok"]:
-                return Refusal(Reason.COMPILE_ERROR, answer["error"])
+                refusal = Refusal(Reason.COMPILE_ERROR, answer["error"])
+                if answer.get("hung"):  # the next process would wait as long
+                    self.store.ban(spec, refusal)
+                return refusal
             path = self.store.put(spec, target, {"seconds": answer["seconds"]})
             return CompiledKernel(spec, path, answer["seconds"])
         except OSError as error:
@@ -114,64 +105,22 @@ class KernelCompiler:
             target.unlink(missing_ok=True)
             self._give_back(worker)
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         with self._lock:
             return self._idle.pop() if self._idle else self._start()
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _give_back(self, worker: Worker) -> None:
         with self._lock:
             if worker.alive:
                 self._idle.append(worker)
             else:
                 self._workers.remove(worker)
 
-    def _start(self) -> _Worker:
-        worker = _Worker()
+    def _start(self) -> Worker:
+        # No GPU: a compile needs none, and a process with a CUDA context would cost device memory.
+        worker = Worker("nvgemm_fusion.lowering.compile_worker", environment={"CUDA_VISIBLE_DEVICES": ""})
         self._workers.append(worker)
         return worker
-
-
-class _Worker:
-    """One process of `compile_worker`, asked one thing at a time."""
-
-    def __init__(self) -> None:
-        # No GPU: a compile needs none, and a process with a CUDA context would cost device memory.
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "nvgemm_fusion.lowering.compile_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def ask(self, request: dict) -> dict:
-        """The answer, or a failure in the same form when the process dies or takes too long."""
-        timer = threading.Timer(TIME_LIMIT_S, self.kill)
-        timer.start()
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            return json.loads(line) if line else {"ok": False, "error": self._end()}
-        except (OSError, ValueError):
-            return {"ok": False, "error": self._end()}
-        finally:
-            timer.cancel()
-
-    def kill(self) -> None:
-        self._process.kill()
-        with contextlib.suppress(OSError):  # what was not written yet cannot be any more
-            self._process.stdin.close()
-
-    def _end(self) -> str:
-        self.kill()
-        return f"the compiler's process ended with status {self._process.wait()} (time limit: {TIME_LIMIT_S:.0f} s)"
 
 
 _compiler: KernelCompiler | None = None

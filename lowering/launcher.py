@@ -18,7 +18,6 @@ from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, Refusal
 from . import cublaslt
 from .compiler import CompiledKernel, KernelCompiler, shared_compiler
-from .cublaslt import CUBLASLT
 from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
 from .providers import EXPORTED_NAME, OPERATORS
@@ -43,7 +42,7 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     """
     spec = KernelSpec.from_json(json.loads(spec_json))
     compiler = shared_compiler(workers=1)
-    launch = cublaslt.launcher(spec) if spec.candidate.provider == CUBLASLT else _load(spec, compiler)
+    launch = _load(spec, compiler)
     if isinstance(launch, Refusal):
         logger.warning("torch computes, slower, what %s would: %s", spec.candidate, launch)
         return lambda *tensors: compute(spec.program, tensors)
@@ -72,17 +71,19 @@ def _load(spec: KernelSpec, compiler: KernelCompiler) -> Launcher | Refusal:
             return bind(compiled)
         except Exception as error:  # a loader may raise anything; the model goes on
             refusal = Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
-        if compiled.path.exists():
+        if compiled.path is None or compiled.path.exists():
             break
     return refusal
 
 
 def bind(compiled: CompiledKernel) -> Launcher:
     """The launcher of a compiled kernel. Raises what the loader raises when the object cannot be loaded."""
+    spec = compiled.spec
+    if compiled.path is None:
+        return cublaslt.launcher(spec)
     import cutlass.cute as cute
 
     function = cute.runtime.load_module(str(compiled.path), enable_tvm_ffi=True)[EXPORTED_NAME]
-    spec = compiled.spec
     if spec.candidate.provider == OPERATORS:
         return function
     clusters = resident_clusters(spec.candidate.cluster_m * spec.candidate.cluster_n)

@@ -32,6 +32,7 @@ from ..lowering.compiler import CompiledKernel, shared_compiler
 from ..lowering.cublaslt import CANDIDATE, activation
 from ..lowering.kernel import Candidate, KernelSpec
 from ..lowering.targets import Target
+from ..lowering.trial import shared_trial
 from .capture import CapturedProgram, RegionCapture
 from .choices import NvgemmChoice
 from .gemm import Gemm
@@ -119,6 +120,7 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
     if current_virtual_device() is not None:
         stock = _modelled_stock(contest)
     else:
+        shared_trial(contest.node.get_device()).prepare()
         stock = _stock(contest)
         if not isinstance(stock, list):
             return stock
@@ -219,7 +221,8 @@ def activation_contenders(contest: Contest) -> list[Contender]:
             spec = KernelSpec.of(problem, CANDIDATE, captured.program, contest.target)
             alternative = _alternative(contest, Backend.ATEN, "addmm_activation", region)
             alternative = replace(alternative, epilogue=captured.program.digest)
-            entrants.append(Contender(alternative, region, contest.choice, KernelCall(spec, contest.gemm, captured)))
+            call, kernel = KernelCall(spec, contest.gemm, captured), CompiledKernel(spec, None, 0.0)
+            entrants.append(Contender(alternative, region, contest.choice, call, kernel))
     return entrants
 
 
@@ -272,13 +275,24 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
 
 
+def _tried(entrant: Contender, device: torch.device) -> Contender:
+    """The entrant, out of the contest when it has a kernel whose first run fails."""
+    if entrant.compiled is None:
+        return entrant
+    layouts = [(view.size, view.strides, view.offset) for view in entrant.call.arguments()]
+    found = shared_trial(device).run(entrant.compiled, layouts, shared_compiler(config.compile_threads).store)
+    return entrant if found is None else with_kernel(entrant, found)
+
+
 def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Refusal:
-    """The entrants with the stopwatch's times, on the GPU of the GEMM; one that does not run says why. Refused when
-    there is no room to time anything."""
+    """The entrants with the stopwatch's times, on the GPU of the GEMM; one that does not run, or not right, says why.
+    Refused when there is no room to time anything."""
     from .stopwatch import Stopwatch
     from .workload import Workload
 
-    with torch.cuda.device(contest.node.get_device()):
+    device = contest.node.get_device()
+    entrants = [_tried(entrant, device) for entrant in entrants]
+    with torch.cuda.device(device):
         try:
             stopwatch = Stopwatch(budget_ms=config.nvgemm_fusion_benchmark_ms)
         except torch.OutOfMemoryError:

@@ -23,7 +23,6 @@ from ..fusion.decision import Decision, NodeOrigin
 from ..fusion.program import ProgramBuilder, Store
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.candidates import candidates
-from ..lowering.compiler import shared_compiler
 from ..lowering.kernel import Candidate
 from ..lowering.packages import missing_packages
 from ..lowering.targets import Target, current_target
@@ -140,7 +139,6 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
     if isinstance(found, Refusal):
         _log_refusal(node, found)
         return choices
-    shared_compiler(config.compile_threads).prepare(len(found))
     return [*choices, *(NvgemmChoice(candidate, inputs, layout, alpha, beta) for candidate in found)]
 
 

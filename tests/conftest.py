@@ -69,20 +69,16 @@ def instant_kernels(monkeypatch):
     from concurrent.futures import Future
 
     from nvgemm_fusion.lowering.compiler import CompiledKernel
-    from nvgemm_fusion.scheduler_hooks import alternatives, choices
+    from nvgemm_fusion.scheduler_hooks import alternatives
 
     class InstantCompiler:
-        def prepare(self, count):
-            pass
-
         def submit(self, spec):
             future = Future()
             future.set_result(CompiledKernel(spec, Path(os.devnull), 0.0))
             return future
 
     compiler = InstantCompiler()
-    for module in (alternatives, choices):
-        monkeypatch.setattr(module, "shared_compiler", lambda workers: compiler)
+    monkeypatch.setattr(alternatives, "shared_compiler", lambda workers: compiler)
 
 
 @pytest.fixture

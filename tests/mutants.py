@@ -184,6 +184,20 @@ MUTANTS = (
         "tests/test_cublaslt.py",
     ),
     Mutant(
+        "a kernel that writes behind its output takes part in the contest",
+        "lowering/trial_worker.py",
+        "        return bool((before == PATTERN).all() and (after == PATTERN).all())",
+        "        return bool((before == PATTERN).all())",
+        "tests/test_trial.py",
+    ),
+    Mutant(
+        "a kernel that hangs is tried again by the next process",
+        "lowering/trial.py",
+        "                store.ban(kernel.spec, refusal)",
+        "                pass",
+        "tests/test_trial.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',

@@ -220,17 +220,18 @@ def test_no_room_on_disk_is_a_compile_error(lone_compiler, store, monkeypatch):
 
 
 def test_a_worker_that_dies_costs_its_candidate_alone(lone_compiler):
-    lone_compiler.prepare(1)
+    lone_compiler._give_back(lone_compiler._take())
     lone_compiler._workers[0].kill()
     refusal = lone_compiler.compile([spec_of()])[0]
     assert isinstance(refusal, Refusal) and "process ended" in refusal.detail
     assert_machine_code(lone_compiler.compile([spec_of()])[0])
 
 
-def test_a_worker_that_hangs_is_ended(lone_compiler, monkeypatch):
+def test_a_worker_that_hangs_is_ended_and_its_candidate_banned(lone_compiler, monkeypatch):
     monkeypatch.setattr(compiler_module, "TIME_LIMIT_S", 0.2)  # less than the import of the compilers
     refusal = lone_compiler.compile([spec_of()])[0]
-    assert isinstance(refusal, Refusal) and "time limit" in refusal.detail
+    assert isinstance(refusal, Refusal) and "did not end within 0.2 s" in refusal.detail
+    assert lone_compiler.compile([spec_of()])[0] == refusal and not lone_compiler._workers
 
 
 def test_two_processes_compile_into_one_store(tmp_path):

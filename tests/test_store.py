@@ -267,7 +267,7 @@ def load(store, monkeypatch):
     class Worker:
         alive = True
 
-        def ask(self, request):
+        def ask(self, request, limit_s):
             load.compiled += 1
             Path(request["object"]).write_bytes(b"object")
             return {"ok": True, "seconds": 1.0}

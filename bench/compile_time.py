@@ -1,0 +1,119 @@
+"""Compile time: `torch.compile` with the flag on over stock `ATEN,TRITON`, cold and warm.
+
+    python -m nvgemm_fusion.bench.compile_time [OUTPUT]     (default: bench/results/h200-compile-time.json)
+
+Each time is that of the first call of a compiled function in a process of its own, once torch has made its CUDA
+context. "cold": nothing is on disk. "warm": what a cold process left is, with Inductor's graphs. "changed": the same
+with Inductor's cache of whole graphs switched off, as when something else in the graph has changed: it is lowered anew,
+but what was measured for its GEMMs counts. Off and on take turns, ROUNDS times; medians. All GPUs of the machine are
+used, one for each graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from ..lowering.packages import versions
+from .e2e import decoder
+from .gpus import over_gpus
+from .layers import LAYERS
+from .rows import write_rows
+from .side_by_side import FUSED, STOCK
+
+RESULTS = Path(__file__).parent / "results" / "h200-compile-time.json"
+GRAPHS = ("GPT-2 XL up", "Llama 3.1 8B gate_up", "Llama 3.1 8B decoder layer")
+SETTINGS = {"off": STOCK, "on": FUSED}
+STATES = ("cold", "warm", "changed")
+ROUNDS = 3
+TOKENS = 1024
+TARGETS = {"cold": 1.3, "warm": 1.0}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("--once", nargs=3, metavar=("GRAPH", "SETTING", "STATE"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.once:
+        print(json.dumps(once(*options.once)))
+        return
+    rows = list(track(over_gpus(measure, GRAPHS), "graphs", len(GRAPHS), disable=not sys.stderr.isatty()))
+    rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
+    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "rounds": ROUNDS, "targets": TARGETS}
+    write_rows(options.output, about, "rows", rows)
+    for row in rows:
+        print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES))
+
+
+def measure(graph: str) -> dict[str, Any]:
+    """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
+    seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
+    for number in range(ROUNDS):
+        for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
+            with tempfile.TemporaryDirectory() as folder:
+                for state in STATES:
+                    seconds[state][setting].append(_in_a_process(graph, setting, state, folder))
+    return {"graph": graph, **{state: _compared(seconds[state]) for state in STATES}}
+
+
+def once(graph: str, setting: str, state: str) -> float:
+    """The seconds that the first call of `graph` takes, here and now."""
+    function, inputs = _built(graph)
+    torch.cuda.synchronize()
+    options = {**SETTINGS[setting], "fx_graph_cache": state != "changed"}
+    with torch.no_grad():
+        started = time.perf_counter()
+        torch.compile(function, dynamic=False, options=options)(*inputs)
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def _in_a_process(graph: str, setting: str, state: str, folder: str) -> float:
+    """`once` in a new process, whose caches are in `folder`."""
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        "NVGEMM_FUSION_CACHE_DIR": f"{folder}/kernels",
+    }
+    command = [sys.executable, "-m", "nvgemm_fusion.bench.compile_time", "--once", graph, setting, state]
+    done = subprocess.run(command, env={**os.environ, **caches}, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
+def _built(graph: str) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    layer = next((layer for layer in LAYERS if f"{layer.model} {layer.name}" == graph), None)
+    if layer is not None:
+        return layer.function, layer.inputs(TOKENS)
+    (block,), rotary, shape = decoder(1)
+    x = torch.randn(1, TOKENS, shape.hidden_size, device="cuda").bfloat16()
+    cos, sin = (table.bfloat16() for table in rotary(x, torch.arange(TOKENS, device="cuda").unsqueeze(0)))
+    return lambda x, cos, sin: block(x, position_embeddings=(cos, sin)), (x, cos, sin)
+
+
+def _compared(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {setting: statistics.median(times) for setting, times in seconds.items()}
+    rounded = {setting: [round(second, 2) for second in times] for setting, times in seconds.items()}
+    return {"seconds": rounded, **medians, "ratio": round(medians["on"] / medians["off"], 3)}
+
+
+def _said(state: str, of: dict[str, Any]) -> str:
+    target = f" (target {TARGETS[state]})" if state in TARGETS else ""
+    return f"{state} {of['off']:.1f} s off, {of['on']:.1f} s on, {of['ratio']:.2f}{target}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Trial: the first run of a kernel, in a process of its own.
+
+A kernel that hangs, reads where nothing is or writes where something else is does that in a process that can be
+killed, on tensors that are watched. It is banned then, and nothing of the process that compiles a model is lost. A
+kernel that ends, but is not what the reference gives, is refused with a sample of what it gave.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from ..fusion.reasons import Reason, Refusal
+from .compiler import CompiledKernel
+from .store import KernelStore
+from .worker import Worker
+
+START_LIMIT_S = 120.0
+"""Starting takes 5 to 10 seconds, most of them the import of what loads a kernel."""
+TIME_LIMIT_S = 20.0
+"""A trial takes less than a tenth of a second; one on tensors that fill the GPU, a few seconds."""
+IDLE_S = 60.0
+"""A process that was not asked for so long is ended: it holds half a gigabyte of the GPU (its CUDA context)."""
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Of a tensor: its size and strides, and where in its buffer it starts, in elements."""
+
+
+class Trial:
+    """Tries kernels on one device ("cuda:0"), one at a time. Safe to use from several threads.
+
+    module: what the process runs; another one than `trial_worker` is for tests.
+    """
+
+    def __init__(self, device: torch.device, module: str = "nvgemm_fusion.lowering.trial_worker") -> None:
+        self.device, self._module = device, module
+        self._worker: Worker | None = None
+        self._end: threading.Timer | None = None
+        self._is_ready = False
+        self._passed: set[tuple[str, tuple[Layout, ...]]] = set()
+        self._lock = threading.RLock()
+
+    def prepare(self) -> None:
+        """Starts the process, if there is none, without waiting for it."""
+        with self._lock:
+            if self._worker is None or not self._worker.alive:
+                self._worker, self._is_ready = Worker(self._module, [str(self.device)]), False
+            self._end_later()
+
+    def run(self, kernel: CompiledKernel, layouts: Sequence[Layout], store: KernelStore) -> Refusal | None:
+        """Runs `kernel` once, on random tensors of these `layouts` (those of a launcher's arguments), and says what is
+        wrong with it: `wrong result`, `run error`, or `not measured` where the process cannot use the GPU.
+
+        What hangs, ends the process, leaves the GPU unusable or writes beside its outputs is banned in `store`. What
+        has passed is not tried again on the same layouts by this object.
+        """
+        key = kernel.spec.key, tuple(layouts)
+        with self._lock:
+            if key in self._passed:
+                return None
+            self.prepare()
+            if not self._is_ready:
+                answer = self._worker.ask({}, START_LIMIT_S)
+                if not answer["ok"]:
+                    self._worker.kill()
+                    return Refusal(Reason.NOT_MEASURED, f"no process to try a kernel in: {answer['error']}")
+                self._is_ready = True
+            answer = self._worker.ask(
+                {
+                    "spec": kernel.spec.to_json(),
+                    "object": None if kernel.path is None else str(kernel.path),
+                    "layouts": layouts,
+                },
+                TIME_LIMIT_S,
+            )
+            if answer["ok"]:
+                self._passed.add(key)
+                return None
+            refusal = Refusal(Reason(answer.get("reason", Reason.RUN_ERROR)), answer["error"])
+            if answer.get("harmful", True):
+                self._worker.kill()
+                store.ban(kernel.spec, refusal)
+            return refusal
+
+    def close(self) -> None:
+        """Ends the process. `run` starts another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.kill()
+
+    def _end_later(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        self._end = threading.Timer(IDLE_S, self.close)
+        self._end.daemon = True
+        self._end.start()
+
+
+@functools.lru_cache(maxsize=None)
+def shared_trial(device: torch.device) -> Trial:
+    """The trial of this process on `device`, which has an index."""
+    return Trial(device)
