@@ -1,11 +1,11 @@
 """Compile time: `torch.compile` with the flag on over stock `ATEN,TRITON`, cold and warm.
 
-    python -m nvgemm_fusion.bench.compile_time [OUTPUT]     (default: bench/results/h200-compile-time.json)
+    python -m nvgemm_fusion.bench.compile_time [OUTPUT] [--rounds N]   (default: bench/results/h200-compile-time.json)
 
 Each time is that of the first call of a compiled function in a process of its own, once torch has made its CUDA
 context. "cold": nothing is on disk. "warm": what a cold process left is, with Inductor's graphs. "changed": the same
 with Inductor's cache of whole graphs switched off, as when something else in the graph has changed: it is lowered anew,
-but what was measured for its GEMMs counts. Off and on take turns, ROUNDS times; medians. All GPUs of the machine are
+but what was measured for its GEMMs counts. Off and on take turns; medians. All GPUs of the machine are
 used, one for each graph.
 """
 
@@ -37,7 +37,6 @@ RESULTS = Path(__file__).parent / "results" / "h200-compile-time.json"
 GRAPHS = ("GPT-2 XL up", "Llama 3.1 8B gate_up", "Llama 3.1 8B decoder layer")
 SETTINGS = {"off": STOCK, "on": FUSED}
 STATES = ("cold", "warm", "changed")
-ROUNDS = 3
 TOKENS = 1024
 TARGETS = {"cold": 1.3, "warm": 1.0}
 
@@ -46,23 +45,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and writes the result."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--once", nargs=3, metavar=("GRAPH", "SETTING", "STATE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.once:
         print(json.dumps(once(*options.once)))
         return
-    rows = list(track(over_gpus(measure, GRAPHS), "graphs", len(GRAPHS), disable=not sys.stderr.isatty()))
+    todo = [(graph, options.rounds) for graph in GRAPHS]
+    rows = list(track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()))
     rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
-    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "rounds": ROUNDS, "targets": TARGETS}
+    cores = len(os.sched_getaffinity(0)) // torch.cuda.device_count()
+    about = {"gpu": torch.cuda.get_device_name(), "cores": cores, "versions": versions(), "targets": TARGETS}
     write_rows(options.output, about, "rows", rows)
     for row in rows:
         print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES))
 
 
-def measure(graph: str) -> dict[str, Any]:
+def measure(task: tuple[str, int]) -> dict[str, Any]:
     """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
+    graph, rounds = task
     seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
             with tempfile.TemporaryDirectory() as folder:
                 for state in STATES:

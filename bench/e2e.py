@@ -60,14 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=32)
     options = parser.parse_args(arguments)
     todo = [(*case, options.layers) for case in CASES]
-    rows = list(track(over_gpus(measure, todo), "models", len(todo), disable=not sys.stderr.isatty()))
-    rows.sort(key=lambda row: (row["what"], row["sequences"]))
     about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "model": "Llama 3.1 8B", "context": CONTEXT}
-    write_rows(options.output, about, "rows", rows)
-    for row in rows:
+    rows: list[dict[str, Any]] = []
+    for row in track(over_gpus(measure, todo), "models", len(todo), disable=not sys.stderr.isatty()):
+        rows.append(row)
+        rows.sort(key=lambda row: (row["what"], row["sequences"]))
+        write_rows(options.output, about, "rows", rows)
         print(
             f"{row['what']} {row['sequences']} x {row['tokens']}: off {row['us_off']:.0f}, on {row['us_on']:.0f} us,"
-            f" {row['speedup']:.4f}; error ratio {row['error_ratio']:.2f}; {', '.join(row['choices'])}"
+            f" {row['speedup']:.4f}; error ratio {row['error_ratio']:.2f}; {'; '.join(row['choices'])}",
+            flush=True,
         )
     sys.exit(1 if any(row["error_ratio"] > LARGEST_ERROR for row in rows) else 0)
 

@@ -222,11 +222,12 @@ def _inputs(task: Task) -> tuple[torch.Tensor, ...]:
 def _choice(record: dict[str, Any]) -> dict[str, Any]:
     """What was chosen for one GEMM."""
     if record["chosen"] is None:
-        return {"backend": "", "candidate": "", "fused": 0, "epilogue": False}
+        return {"backend": "", "candidate": "", "us": None, "fused": 0, "epilogue": False}
     chosen = record["alternatives"][record["chosen"]]
     return {
         "backend": chosen["backend"],
         "candidate": chosen["candidate"],
+        "us": chosen["us"],
         "fused": len(chosen["fused"]),
         "epilogue": bool(chosen["epilogue"]),
     }

@@ -17,6 +17,7 @@ from torch._dynamo.utils import preserve_rng_state
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
 
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.launcher import bind
@@ -82,11 +83,14 @@ class Workload:
         future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
         if future is not None:
             future.result()
-        arguments = self._adopt(module.get_args(), nodes)
+        with FakeTensorMode():  # only what they look like: real ones would take as much room again
+            looks = module.get_args()
+        arguments = self._adopt(looks, nodes)
         return lambda: module.call(arguments)
 
     def _adopt(self, arguments: Sequence[Any], nodes: Sequence[Any]) -> list[Any]:
-        """The arguments of a generated kernel, with our tensors in place of its own where they look alike.
+        """The arguments of a generated kernel, given as fake tensors: ours where they look alike, else zeros (of a
+        workspace, a kernel expects them).
 
         Two buffers that look alike may change places; they are alike for the time that it takes, too.
         """
@@ -96,9 +100,11 @@ class Workload:
         ours = [self._buffer(name) for name in sorted(names, key=lambda name: name != product)]
         adopted = []
         for argument in arguments:
-            look = _look(argument)
-            found = next((i for i, tensor in enumerate(ours) if _look(tensor) == look), None)
-            adopted.append(argument if found is None or look is None else ours.pop(found))
+            if isinstance(argument, torch.Tensor):
+                look = _look(argument)
+                found = next((i for i, tensor in enumerate(ours) if _look(tensor) == look), None)
+                argument = _zeros_like(argument) if found is None else ours.pop(found)
+            adopted.append(argument)
         return adopted
 
     def _view(self, node: Any) -> torch.Tensor:
@@ -138,8 +144,12 @@ def grouped(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
     return groups
 
 
-def _look(value: Any) -> tuple | None:
-    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
+def _look(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _zeros_like(fake: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
 
 
 def _hints(values: Sequence[Any]) -> tuple[int, ...]:

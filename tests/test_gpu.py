@@ -343,25 +343,6 @@ def test_a_right_kernel_passes_verification(mode, inductor_config, decisions, ca
     assert "wrong result" not in caplog.text
 
 
-def test_a_wrong_kernel_is_out_of_the_contest(inductor_config, decisions, monkeypatch):
-    from nvgemm_fusion.scheduler_hooks import workload
-
-    bind = workload.bind
-
-    def without_the_last_rows(compiled):
-        launch = bind(compiled)
-        return lambda *tensors: (launch(*tensors), tensors[-1][-64:].zero_())
-
-    monkeypatch.setattr(workload, "bind", without_the_last_rows)
-    x, w, b = randn(512, 1024), randn(2048, 1024) / 32, randn(2048)
-    with torch.no_grad():
-        result = torch.compile(lambda x, w, b: F.tanh(F.linear(x, w, b)))(x, w, b)
-    (record,) = decisions()
-    ours = [a for a in record["alternatives"] if a["backend"] == "NVGEMM"]
-    assert ours and all(a["status"] == "failed" and a["reason"] == "wrong result" for a in ours)
-    assert relative_error(result, F.tanh(F.linear(x.double(), w.double(), b.double()))) < 1e-2
-
-
 def test_training(inductor_config, decisions):
     x, w, b = randn(512, 1024), randn(2048, 1024) / 32, randn(2048)
 
