@@ -52,13 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(once(*options.once)))
         return
     todo = [(graph, options.rounds) for graph in GRAPHS]
-    rows = list(track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()))
-    rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
     cores = len(os.sched_getaffinity(0)) // torch.cuda.device_count()
     about = {"gpu": torch.cuda.get_device_name(), "cores": cores, "versions": versions(), "targets": TARGETS}
-    write_rows(options.output, about, "rows", rows)
-    for row in rows:
-        print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES))
+    rows: list[dict[str, Any]] = []
+    for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
+        rows.append(row)
+        rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
+        write_rows(options.output, about, "rows", rows)
+        print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES), flush=True)
 
 
 def measure(task: tuple[str, int]) -> dict[str, Any]:

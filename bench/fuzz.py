@@ -65,12 +65,13 @@ def main() -> None:
             progress.update(task, completed=fused)
             for found in pool.map(batch, [source.getrandbits(64) for _ in range(options.workers)]):
                 cases += found
-    worst = sorted(cases, key=lambda case: (not case["wrong"], -case["error_ratio"]))[:WORST]
+    ours = [case for case in cases if case["fused"]]
+    worst = sorted(ours, key=lambda case: (not case["wrong"], -case["error_ratio"]))[:WORST]
     result = {
         "count": fused,
         "compiled": len(cases),
-        "wrong": sum(case["wrong"] for case in cases),
-        "worst_error_ratio": max(case["error_ratio"] for case in cases),
+        "wrong": sum(case["wrong"] for case in ours),
+        "worst_error_ratio": max(case["error_ratio"] for case in ours),
         "seed": options.seed,
         "worst": worst,
         "gpu": torch.cuda.get_device_name(),

@@ -155,7 +155,7 @@ def compare(case: Case, result: torch.Tensor, inductor: torch.Tensor | None) -> 
 def measure(workers: int | None = None) -> dict[str, Any]:
     """The records of all ops by name and dtype, and what they were measured with."""
     measured = list(cases("cuda"))
-    kernels = compiled(measured, KernelStore(), workers or os.cpu_count() or 1)
+    kernels = compiled(measured, KernelStore(), workers or len(os.sched_getaffinity(0)))
     of_floats = [case for case in measured if case.dtype == torch.float32]
     inductor = {case.name: result for case, result in zip(of_floats, by_inductor(of_floats))}
     records: dict[str, dict[str, Any]] = {}

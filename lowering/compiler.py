@@ -8,6 +8,8 @@ is replaced by a new one with the next request.
 from __future__ import annotations
 
 import atexit
+import os
+import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -62,7 +64,9 @@ class KernelCompiler:
 
     def compile(self, specs: Sequence[KernelSpec]) -> list[CompiledKernel | Refusal]:
         """All of `specs`, in order."""
-        return [future.result() for future in [self.submit(spec) for spec in specs]]
+        # Begun in an order of its own in each process, so that several which want the same share the work.
+        begun = {spec: self.submit(spec) for spec in random.Random(os.getpid()).sample(specs, len(specs))}
+        return [begun[spec].result() for spec in specs]
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -80,11 +84,22 @@ class KernelCompiler:
                 self.finished += 1
 
     def _compile(self, spec: KernelSpec) -> CompiledKernel | Refusal:
+        found = self._find(spec)
+        if found is not None:
+            return found
+        with self.store.lock(spec, TIME_LIMIT_S):  # of several processes that want it, as in data-parallel training,
+            found = self._find(spec)  # one compiles it, and the others find it here
+            return self._compile_anew(spec) if found is None else found
+
+    def _find(self, spec: KernelSpec) -> CompiledKernel | Refusal | None:
         found = self.store.find(spec)
         if isinstance(found, Refusal):
             return found
         if found is not None or spec.candidate.provider == CUBLASLT:
             return CompiledKernel(spec, found, 0.0)
+        return None
+
+    def _compile_anew(self, spec: KernelSpec) -> CompiledKernel | Refusal:
         try:
             target = self.store.temporary()
         except OSError as error:

@@ -22,9 +22,11 @@ import os
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import platformdirs
 
 from ..fusion.reasons import Reason, Refusal
@@ -45,7 +47,7 @@ SCAN_PART = 20
 """A process looks at the folder again when it has put one part in so many of the limit."""
 
 STALE_AFTER_S = 3600.0
-"""The age at which a temporary file is nobody's: compiling ends after `compiler.TIME_LIMIT_S`."""
+"""The age at which a temporary file, or a lock, is nobody's: compiling ends after `compiler.TIME_LIMIT_S`."""
 
 
 def default_directory() -> Path:
@@ -121,6 +123,23 @@ class KernelStore:
         _remove(path)
         return None
 
+    @contextlib.contextmanager
+    def lock(self, spec: KernelSpec, limit_s: float) -> Iterator[None]:
+        """Held by one process at a time for each `spec`. A courtesy and no guarantee: where the disk has no locks, or
+        the other holds it for longer than `limit_s`, this goes on without."""
+        path = self.directory / f"{spec.key}.lock"
+        lock = filelock.FileLock(path, timeout=limit_s)
+        with contextlib.suppress(OSError, NotImplementedError):  # its Timeout is an OSError, too
+            self.directory.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            if lock.is_locked:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                lock.release()
+
     def temporary(self) -> Path:
         """A new empty file in the folder of the store, for `put`. Raises OSError when it cannot be made."""
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -161,7 +180,8 @@ class KernelStore:
     def clear(self) -> int:
         """Removes all kernels and bans; returns how many there were. Raises OSError when the disk refuses."""
         objects = list(self.directory.glob("*.o"))
-        for path in (*self.directory.glob("*.json"), *objects):  # without its description, an object is not there
+        # Descriptions first: without its own, an object is not there.
+        for path in (*self.directory.glob("*.json"), *self.directory.glob("*.lock"), *objects):
             path.unlink(missing_ok=True)
         return len(objects)
 
@@ -177,7 +197,7 @@ class KernelStore:
         if self._unscanned < (math.inf if limit is None else limit // SCAN_PART):
             return
         self._unscanned = 0
-        for path in self.directory.glob("*.tmp"):
+        for path in (*self.directory.glob("*.tmp"), *self.directory.glob("*.lock")):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - STALE_AFTER_S:
                     path.unlink()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 from nvgemm_fusion.fusion.ops import OPS, kind_of
@@ -234,14 +238,34 @@ def test_a_worker_that_hangs_is_ended_and_its_candidate_banned(lone_compiler, mo
     assert lone_compiler.compile([spec_of()])[0] == refusal and not lone_compiler._workers
 
 
-def test_two_processes_compile_into_one_store(tmp_path):
+def test_of_two_processes_that_want_a_kernel_one_compiles_it(tmp_path):
     script = (
         "from test_compile import *\n"
         "compiled = KernelCompiler(KernelStore(), 1).compile([spec_of()])[0]\n"
         "assert_machine_code(compiled)\n"
+        "print(compiled.seconds)\n"
     )
     environment = {**os.environ, "NVGEMM_FUSION_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
-    processes = [subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(2)]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    run = functools.partial(subprocess.Popen, stdout=subprocess.PIPE, text=True, env=environment)
+    processes = [run([sys.executable, "-c", script]) for _ in range(2)]
+    seconds = sorted(float(process.communicate(timeout=300)[0]) for process in processes)
+    assert seconds[0] == 0.0 < seconds[1]
     files = sorted(path.suffix for path in (tmp_path / "kernels").iterdir())
     assert files == [".json", ".o"]
+
+
+def test_a_lock_that_is_not_to_be_had_holds_nobody_up(store, monkeypatch):
+    with store.lock(spec_of(), 10.0):
+        started = time.monotonic()
+        other = threading.Thread(target=lambda: store.lock(spec_of(), 0.2).__enter__())
+        other.start()
+        other.join()
+        assert 0.1 < time.monotonic() - started < 5
+
+    def no_locks(*_, **__):
+        raise NotImplementedError
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
+    with store.lock(spec_of(), 10.0):
+        pass
+    assert not list(store.directory.glob("*.lock"))

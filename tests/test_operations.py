@@ -464,6 +464,7 @@ def results():
 
 
 @pytest.mark.gpu
+@pytest.mark.xdist_group("what `results` needs minutes for, in one process")
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_on_a_gpu(results, name):
     for dtype, record in results["ops"][name].items():
