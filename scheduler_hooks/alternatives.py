@@ -298,7 +298,7 @@ def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Ref
         except torch.OutOfMemoryError:
             return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
         workload = Workload(contest)
-        runs = [workload.run(entrant) for entrant in entrants]
+        runs = workload.runs(entrants)
         results = stopwatch.time([run if callable(run) else None for run in runs])
         refusals = [run if isinstance(run, Refusal) else None for run in runs]
         del runs, stopwatch, workload

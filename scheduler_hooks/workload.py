@@ -8,7 +8,8 @@ instructions take a slower path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ from ..lowering.launcher import bind
 from .alternatives import Contender, Contest
 from .stopwatch import Run
 
+Making = Callable[[], Run]
+"""A kernel in the making: waits for its compiler, and gives what runs it."""
+
 
 class Workload:
     """Builds what the stopwatch runs. Tensors are allocated as entrants need them and freed with this object."""
@@ -31,23 +35,31 @@ class Workload:
     def __init__(self, contest: Contest) -> None:
         self.contest = contest
         self._buffers: dict[str, torch.Tensor] = {}
+        self._making: dict[tuple[str, ...], Making] = {}
 
-    def run(self, entrant: Contender) -> Run | Refusal:
-        """`entrant` as a function, or why it cannot be one (a kernel that does not load)."""
+    def runs(self, entrants: Sequence[Contender]) -> list[Run | Refusal]:
+        """Each entrant as a function, or why it cannot be one (a kernel that does not load). Inductor's kernels for all
+        of them are compiled side by side."""
+        started = [self._start(entrant) for entrant in entrants]
+        made = [_made(kernels) for kernels in started]
+        self._making.clear()  # they know this object, which would keep its tensors
+        return made
+
+    def _start(self, entrant: Contender) -> list[Making] | Refusal:
+        """The kernels of `entrant`, in the order in which they run."""
+        if entrant.alternative.refusal is not None:
+            return entrant.alternative.refusal
         try:
             if entrant.call is not None:
-                if entrant.alternative.refusal is not None:
-                    return entrant.alternative.refusal
-                gemm = self._kernel(entrant)
+                gemm = functools.partial(self._kernel, entrant)
             elif entrant.region is not None:
                 gemm = self._fused_triton(entrant)
             else:
-                gemm = self._stock_gemm(entrant.choice)
+                gemm = functools.partial(self._stock_gemm, entrant.choice)
             before, after = map(self._kernels, self.contest.separate(entrant.region))
+            return [*before, gemm, *after]
         except Exception as error:  # one entrant is out, the others go on
-            return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
-        kernels = [*before, gemm, *after]
-        return lambda: [run() for run in kernels]
+            return _failed(error)
 
     def _kernel(self, entrant: Contender) -> Run:
         launch = bind(entrant.compiled)
@@ -68,25 +80,35 @@ class Workload:
         # Made anew with each run, because it is bound to the stream that is current when it is made.
         return lambda: choice.bmreq.make_run_fn(*bases.values(), out=product)()
 
-    def _fused_triton(self, entrant: Contender) -> Run:
+    def _fused_triton(self, entrant: Contender) -> Making:
         node = self.contest.node
         members = [self.contest.nodes[name] for name in entrant.region.nodes]
         with node.node.swap_as_triton_caller(entrant.choice):
-            return self._generated([node, *members])
+            return self._generated([node, *members], entrant.choice.name)
 
-    def _kernels(self, names: Sequence[str]) -> list[Run]:
+    def _kernels(self, names: Sequence[str]) -> list[Making]:
         """The kernels that Inductor makes of these nodes, in a topological order, when nothing takes them in."""
         groups = grouped([self.contest.nodes[name] for name in names])
         return [self._generated(group.get_nodes()) for group in groups]
 
-    def _generated(self, nodes: Sequence[Any]) -> Run:
-        future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
-        if future is not None:
-            future.result()
-        with FakeTensorMode():  # only what they look like: real ones would take as much room again
-            looks = module.get_args()
-        arguments = self._adopt(looks, nodes)
-        return lambda: module.call(arguments)
+    def _generated(self, nodes: Sequence[BaseSchedulerNode], choice: str = "") -> Making:
+        """The kernel that Inductor generates for `nodes` (of a GEMM as the template `choice`), which many entrants may
+        have in common."""
+        key = choice, *(node.get_name() for node in nodes)
+        if key not in self._making:
+            future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
+
+            @functools.lru_cache(maxsize=None)
+            def make() -> Run:
+                if future is not None:
+                    future.result()
+                with FakeTensorMode():  # only what they look like: real ones would take as much room again
+                    looks = module.get_args()
+                arguments = self._adopt(looks, nodes)
+                return lambda: module.call(arguments)
+
+            self._making[key] = make
+        return self._making[key]
 
     def _adopt(self, arguments: Sequence[Any], nodes: Sequence[Any]) -> list[Any]:
         """The arguments of a generated kernel, given as fake tensors: ours where they look alike, else zeros (of a
@@ -126,6 +148,20 @@ class Workload:
                 tensor.mul_(self.contest.gemm.problem.k ** -0.5)
             self._buffers[name] = tensor
         return self._buffers[name]
+
+
+def _made(kernels: list[Making] | Refusal) -> Run | Refusal:
+    if isinstance(kernels, Refusal):
+        return kernels
+    try:
+        runs = [make() for make in kernels]
+    except Exception as error:  # one entrant is out, the others go on
+        return _failed(error)
+    return lambda: [run() for run in runs]
+
+
+def _failed(error: Exception) -> Refusal:
+    return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
 
 
 def grouped(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:

@@ -1,0 +1,85 @@
+"""How the entrants of a contest become functions: what is compiled when, and who is out when something fails."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+
+import pytest
+from nvgemm_fusion.fusion.decision import Alternative, Backend, Status
+from nvgemm_fusion.fusion.reasons import Reason, Refusal
+from nvgemm_fusion.scheduler_hooks import workload
+from nvgemm_fusion.scheduler_hooks.alternatives import Contender
+from nvgemm_fusion.scheduler_hooks.workload import Workload
+
+
+@pytest.fixture
+def events():
+    """What happened, in order: ("compile", names), ("wait", names), ("run", names) and ("gemm", choice)."""
+    return []
+
+
+@pytest.fixture
+def made_up(events, monkeypatch):
+    """A workload whose contest has the nodes a, b and c around a GEMM, each of which Inductor makes a kernel of: a
+    before it, and after it b, or c where a region is fused; c does not compile."""
+
+    def node(name):
+        return types.SimpleNamespace(get_name=lambda: name, get_nodes=lambda: [nodes[name]])
+
+    def compile_kernel(of):
+        names = "".join(each.get_name() for each in of)
+        events.append(("compile", names))
+
+        def result():
+            events.append(("wait", names))
+            if names == "c":
+                raise RuntimeError("no such instruction")
+
+        run = types.SimpleNamespace(get_args=lambda: (), call=lambda arguments: events.append(("run", names)))
+        return types.SimpleNamespace(result=result), run
+
+    nodes = {name: node(name) for name in "abc"}
+    gemm = types.SimpleNamespace(scheduler=types.SimpleNamespace(compile_kernel=compile_kernel))
+    contest = types.SimpleNamespace(
+        node=gemm, nodes=nodes, separate=lambda region: ("a", "b" if region is None else "c")
+    )
+    monkeypatch.setattr(workload, "grouped", lambda group: group)
+    monkeypatch.setattr(Workload, "_stock_gemm", lambda self, choice: lambda: events.append(("gemm", choice)))
+    monkeypatch.setattr(Workload, "_adopt", lambda self, arguments, nodes: arguments)
+    monkeypatch.setattr(Workload, "_fused_triton", lambda self, entrant: lambda: lambda: None)
+    return Workload(contest)
+
+
+def stock(choice, region=None):
+    return Contender(Alternative(Backend.ATEN, choice), region, choice)
+
+
+def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events):
+    first, second = made_up.runs([stock("mm"), stock("bmm")])
+    assert events == [("compile", "a"), ("compile", "b"), ("wait", "a"), ("wait", "b")]
+    events.clear()
+    first()
+    second()
+    assert events == [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
+
+
+def test_who_fails_is_out_and_the_others_go_on(made_up, events):
+    refused = Refusal(Reason.COMPILE_ERROR, "no room")
+    out = Contender(Alternative(Backend.NVGEMM, "quack", status=Status.FAILED, refusal=refused), None, None)
+    found = made_up.runs([out, stock("mm", region="ab"), stock("bmm")])
+    assert found[0] is refused
+    assert isinstance(found[1], Refusal) and "RuntimeError: no such instruction" in found[1].detail
+    assert callable(found[2]) and ("run", "c") not in events
+
+
+def test_nothing_keeps_a_workload_when_its_runs_are_gone(made_up):
+    gc.disable()
+    try:
+        other = Workload(made_up.contest)
+        runs, gone = other.runs([stock("mm")]), weakref.ref(other)
+        del other, runs
+        assert gone() is None
+    finally:
+        gc.enable()
