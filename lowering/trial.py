@@ -3,11 +3,14 @@
 A kernel that hangs, reads where nothing is or writes where something else is does that in a process that can be
 killed, on tensors that are watched. It is banned then, and nothing of the process that compiles a model is lost. A
 kernel that ends, but is not what the reference gives, is refused with a sample of what it gave.
+
+Where no second process can use the GPU (its compute mode may say so), kernels are tried in this one, with a warning.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -16,7 +19,10 @@ import torch
 from ..fusion.reasons import Reason, Refusal
 from .compiler import CompiledKernel
 from .store import KernelStore
-from .worker import Worker
+from .trial_worker import answer as answer_here
+from .worker import Message, Worker
+
+logger = logging.getLogger("nvgemm_fusion")
 
 START_LIMIT_S = 120.0
 """Starting takes 5 to 10 seconds, most of them the import of what loads a kernel."""
@@ -39,20 +45,22 @@ class Trial:
         self.device, self._module = device, module
         self._worker: Worker | None = None
         self._end: threading.Timer | None = None
-        self._is_ready = False
+        self._is_ready = self._is_alone = False
         self._passed: set[tuple[str, tuple[Layout, ...]]] = set()
         self._lock = threading.RLock()
 
     def prepare(self) -> None:
         """Starts the process, if there is none, without waiting for it."""
         with self._lock:
+            if self._is_alone:
+                return
             if self._worker is None or not self._worker.alive:
                 self._worker, self._is_ready = Worker(self._module, [str(self.device)]), False
             self._end_later()
 
     def run(self, kernel: CompiledKernel, layouts: Sequence[Layout], store: KernelStore) -> Refusal | None:
         """Runs `kernel` once, on random tensors of these `layouts` (those of a launcher's arguments), and says what is
-        wrong with it: `wrong result`, `run error`, or `not measured` where the process cannot use the GPU.
+        wrong with it: `wrong result`, `run error`, or `not measured` where there is no room for the tensors.
 
         What hangs, ends the process, leaves the GPU unusable or writes beside its outputs is banned in `store`. What
         has passed is not tried again on the same layouts by this object.
@@ -61,29 +69,35 @@ class Trial:
         with self._lock:
             if key in self._passed:
                 return None
-            self.prepare()
-            if not self._is_ready:
-                answer = self._worker.ask({}, START_LIMIT_S)
-                if not answer["ok"]:
-                    self._worker.kill()
-                    return Refusal(Reason.NOT_MEASURED, f"no process to try a kernel in: {answer['error']}")
-                self._is_ready = True
-            answer = self._worker.ask(
+            answer = self._ask(
                 {
                     "spec": kernel.spec.to_json(),
                     "object": None if kernel.path is None else str(kernel.path),
                     "layouts": layouts,
-                },
-                TIME_LIMIT_S,
+                }
             )
             if answer["ok"]:
                 self._passed.add(key)
                 return None
             refusal = Refusal(Reason(answer.get("reason", Reason.RUN_ERROR)), answer["error"])
             if answer.get("harmful", True):
-                self._worker.kill()
+                self.close()
                 store.ban(kernel.spec, refusal)
             return refusal
+
+    def _ask(self, request: Message) -> Message:
+        if self._is_alone:
+            return answer_here(request, self.device)
+        self.prepare()
+        if not self._is_ready:
+            started = self._worker.ask({}, START_LIMIT_S)
+            if not started["ok"]:
+                self.close()
+                self._is_alone = True
+                logger.warning("kernels for %s run first in this process: %s", self.device, started["error"])
+                return self._ask(request)
+            self._is_ready = True
+        return self._worker.ask(request, TIME_LIMIT_S)
 
     def close(self) -> None:
         """Ends the process. `run` starts another."""

@@ -69,6 +69,9 @@ def main() -> None:
 
 def answer(request: Message, device: torch.device) -> Message:
     """Tries one kernel."""
+    before = _used(device)
+    if not before["ok"]:  # which is no fault of the kernel
+        return {**before, "reason": Reason.NOT_MEASURED.value, "harmful": False}
     spec = KernelSpec.from_json(request["spec"])
     path = None if request["object"] is None else Path(request["object"])
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
-from nvgemm_fusion.lowering import cublaslt, trial
+from nvgemm_fusion.lowering import cublaslt, trial, trial_worker
 from nvgemm_fusion.lowering.compiler import CompiledKernel
 from nvgemm_fusion.lowering.kernel import KernelSpec
 from nvgemm_fusion.lowering.store import KernelStore
@@ -96,17 +97,20 @@ def test_a_broken_kernel_is_found(how, kernel, store, broken_trial, monkeypatch)
     assert tried.run(kernel, LAYOUTS, store) is None
 
 
-def test_a_process_that_does_not_start_costs_nobody_a_ban(kernel, store, broken_trial):
-    found = broken_trial("does not start").run(kernel, LAYOUTS, store)
-    assert found.reason is Reason.NOT_MEASURED and "status 3" in found.detail and store.find(kernel.spec) is None
+def test_without_another_process_kernels_are_tried_in_this_one(kernel, store, broken_trial, monkeypatch, caplog):
+    alone = broken_trial("does not start")
+    assert alone.run(kernel, LAYOUTS, store) is None
+    assert "run first in this process: its process ended with status 3" in caplog.text
+    monkeypatch.setattr(trial_worker, "bind", lambda kernel: lambda *tensors: tensors[-1].zero_())
+    found = alone.run(replace(kernel, seconds=1.0), (*LAYOUTS[:3], ((M, N), (1, M), 0)), store)
+    assert found.reason is Reason.WRONG_RESULT and store.find(kernel.spec) is None
+    assert caplog.text.count("run first in this process") == 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a device that cannot be used")
 def test_a_gpu_that_cannot_be_used_costs_nobody_a_ban(kernel, store):
-    tried = Trial(torch.device("cuda", 0))
-    found = tried.run(kernel, LAYOUTS, store)
+    found = Trial(torch.device("cuda", 0)).run(kernel, LAYOUTS, store)
     assert found.reason is Reason.NOT_MEASURED and store.find(kernel.spec) is None
-    tried.close()
 
 
 def test_an_idle_process_is_ended(kernel, store, real_trial, monkeypatch):
