@@ -3,14 +3,14 @@
 A GEMM's tiles are computed in waves, one tile a multiprocessor at a time. A wave lasts about as long as the slowest
 of three streams: the tensor cores' arithmetic, the tiles of A and B out of the L2 cache (blocks of a cluster share
 theirs), and the reads of shared memory by the warp groups. Each tile then pays for its epilogue, part of which a
-pingpong kernel hides behind the next tile. In all it takes no less than the memory traffic. Where streams compete,
-they are combined by a p-norm, which lies a little above the largest.
+pingpong kernel hides behind the next tile. In all it takes no less than the memory traffic. Part of that is what is
+read again: the larger of A and B does not stay in the cache, so it matters whether those blocks that read the same tile
+of it are one cluster. Where streams compete, they are combined by a p-norm, which lies a little above the largest.
 
-The formula is an occupancy argument of the usual kind (tiles, waves, and the roofline of Williams et al., 2009); the
-constants are fitted to measurements of every configuration on 96 problems on an H200 (`bench.candidates`), by what the
-best five cost against the best of all and by least squares on the logarithm of the time, with the fast configurations
-weighted most. It ranks candidates; it does not predict a time.
-Another architecture gets the same constants with its datasheet's rates in place of Hopper's (`model_of`).
+The formula is an occupancy argument of the usual kind (tiles, waves, and the roofline of Williams et al., 2009). The
+constants are fitted (`bench.fit`) to the times of every configuration on 96 problems on an H200 (`bench.candidates`).
+The model ranks candidates; it does not predict a time. Another architecture gets the same constants, with the rates of
+its datasheet in place of Hopper's (`model_of`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class OccupancyModel:
     shared_bytes: bytes out of the L2 cache and out of shared memory. epilogue_us and tile_operand_us: per element of
     the product, and more for each tile operand. hidden: the part of the epilogue that pingpong hides. tile_us: per
     wave. launch_us: once. memory_bytes: bytes a microsecond that the whole GPU moves, and saturation: how many times
-    over the multiprocessors could saturate that.
+    over the multiprocessors could saturate that. reread: the part of the larger operand that comes from memory again
+    for each further cluster that reads it.
     stream_norm and memory_norm: the p of the norms that combine the streams, and computing with memory.
     tensor_memory: accumulators lie in a memory of their own, so one instruction takes 128 rows of a tile instead of 64,
     and the epilogue of a tile runs beside the arithmetic of the next, as with pingpong.
@@ -53,6 +54,7 @@ class OccupancyModel:
     launch_us: float
     memory_bytes: float
     saturation: float
+    reread: float
     stream_norm: float
     memory_norm: float
     tensor_memory: bool = False
@@ -83,7 +85,9 @@ class OccupancyModel:
         computing = waves * (streams + epilogue - hidden + self.tile_us) + hidden
 
         stored = sum(store.dtype.itemsize for store in program.stores) + tiles * itemsize
-        traffic = problem.input_bytes + problem.m * problem.n * stored
+        larger, readers = (m, clusters_n) if m > n else (n, clusters_m)
+        again = self.reread * larger * problem.k * itemsize * (readers - 1)
+        traffic = problem.input_bytes + again + problem.m * problem.n * stored
         busy = min(1.0, self.saturation * min(clusters * cluster, self.multiprocessors) / self.multiprocessors)
         return self.launch_us + _norm(self.memory_norm, computing, traffic / (self.memory_bytes * busy))
 
@@ -94,18 +98,19 @@ def _norm(p: float, *values: float) -> float:
 
 HOPPER = OccupancyModel(
     multiprocessors=132,
-    flops=6.57e6,
-    l2_bytes=102.4e3,
-    shared_bytes=320.1e3,
-    epilogue_us=6.8e-5,
-    tile_operand_us=11.2e-5,
-    hidden=0.65,
-    tile_us=1.44,
-    launch_us=9.1,
+    flops=6.45e6,
+    l2_bytes=131e3,
+    shared_bytes=329e3,
+    epilogue_us=5.03e-5,
+    tile_operand_us=10.6e-5,
+    hidden=0.718,
+    tile_us=1.29,
+    launch_us=9.22,
     memory_bytes=3.61e6,
-    saturation=10.5,
-    stream_norm=3.66,
-    memory_norm=5.31,
+    saturation=8.31,
+    reread=0.391,
+    stream_norm=4.34,
+    memory_norm=4.45,
 )
 """Fitted on an H200 (132 multiprocessors, bfloat16). An H100 differs in memory alone."""
 
