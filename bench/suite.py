@@ -145,22 +145,25 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row with what was decided, and with the ratios that follow.
+    """The row with what was decided, and with the ratios that follow. A choice also says how long it took when the
+    contest was held again, and who was the fastest then.
 
     Where a choice was not timed again (a Triton template goes by another number), the fastest of its backend counts.
     """
-    again, us = row["again"], row["us"]
-    chosen = best = 0.0
-    for choice, times in zip(choices, again):
+    us, found = row["us"], []
+    for choice, times in zip(choices, row["again"]):
         key = choice["backend"], choice["candidate"], choice["fused"]
         alike = [t for (backend, _, fused), t in times.items() if (backend, fused) == (key[0], key[2])]
-        best += min(times.values())
-        chosen += times.get(key, min(alike, default=min(times.values())))
+        fastest = min(times, key=times.get)
+        us_again = times.get(key, min(alike, default=times[fastest]))
+        again = {"us_again": us_again, "fastest_again": " ".join(fastest[:2]), "us_fastest_again": times[fastest]}
+        found.append({**choice, **again})
+    chosen, best = (sum(choice[name] for choice in found) for name in ("us_again", "us_fastest_again"))
     peers = {name: value for name, value in us.items() if name != OURS}
     best_peer = min(peers, key=peers.get)
     return {
         **{key: value for key, value in row.items() if key != "again"},
-        "choice": choices,
+        "choice": found,
         "best_peer": best_peer,
         "regret": round(max(1.0, us[OURS] / us[best_peer], chosen / best if best else 1.0), 4),
         "speedup_best_peer": round(us[best_peer] / us[OURS], 4),
