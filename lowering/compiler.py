@@ -87,8 +87,9 @@ class KernelCompiler:
         found = self._find(spec)
         if found is not None:
             return found
-        with self.store.lock(spec, TIME_LIMIT_S):  # of several processes that want it, as in data-parallel training,
-            found = self._find(spec)  # one compiles it, and the others find it here
+        # Of several processes that want it, as in data-parallel training, one compiles it, and the others find it then.
+        with self.store.lock(spec.key, TIME_LIMIT_S):
+            found = self._find(spec)
             return self._compile_anew(spec) if found is None else found
 
     def _find(self, spec: KernelSpec) -> CompiledKernel | Refusal | None:

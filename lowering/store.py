@@ -124,10 +124,10 @@ class KernelStore:
         return None
 
     @contextlib.contextmanager
-    def lock(self, spec: KernelSpec, limit_s: float) -> Iterator[None]:
-        """Held by one process at a time for each `spec`. A courtesy and no guarantee: where the disk has no locks, or
+    def lock(self, name: str, limit_s: float) -> Iterator[None]:
+        """Held by one process at a time for each `name`. A courtesy and no guarantee: where the disk has no locks, or
         the other holds it for longer than `limit_s`, this goes on without."""
-        path = self.directory / f"{spec.key}.lock"
+        path = self.directory / f"{name}.lock"
         lock = filelock.FileLock(path, timeout=limit_s)
         with contextlib.suppress(OSError, NotImplementedError):  # its Timeout is an OSError, too
             self.directory.mkdir(parents=True, exist_ok=True)

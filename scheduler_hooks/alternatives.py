@@ -9,9 +9,11 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +33,7 @@ from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
 from ..lowering.cublaslt import CANDIDATE, activation
 from ..lowering.kernel import Candidate, KernelSpec
+from ..lowering.store import KernelStore
 from ..lowering.targets import Target
 from ..lowering.trial import shared_trial
 from .capture import CapturedProgram, RegionCapture
@@ -41,6 +44,8 @@ from .virtual_device import current_virtual_device
 
 TRITON_TEMPLATES = 2
 """How many of the Triton templates, by Inductor's own timing, are timed again here."""
+TURN_LIMIT_S = 60.0
+"""After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
 
 
 @dataclass
@@ -275,12 +280,20 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
 
 
-def _tried(entrant: Contender, device: torch.device) -> Contender:
+def _turn(device: torch.device, store: KernelStore) -> AbstractContextManager[None]:
+    """Of the processes that share a GPU, those that tune take turns: each would time the other's kernels, too."""
+    if config.nvgemm_fusion_force:
+        return contextlib.nullcontext()
+    identity = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
+    return store.lock(f"gpu-{identity}", TURN_LIMIT_S)
+
+
+def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Contender:
     """The entrant, out of the contest when it has a kernel whose first run fails."""
     if entrant.compiled is None:
         return entrant
     layouts = [(view.size, view.strides, view.offset) for view in entrant.call.arguments()]
-    found = shared_trial(device).run(entrant.compiled, layouts, shared_compiler(config.compile_threads).store)
+    found = shared_trial(device).run(entrant.compiled, layouts, store)
     return entrant if found is None else with_kernel(entrant, found)
 
 
@@ -291,8 +304,9 @@ def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Ref
     from .workload import Workload
 
     device = contest.node.get_device()
-    entrants = [_tried(entrant, device) for entrant in entrants]
-    with torch.cuda.device(device):
+    store = shared_compiler(config.compile_threads).store
+    with _turn(device, store), torch.cuda.device(device):
+        entrants = [_tried(entrant, device, store) for entrant in entrants]
         try:
             stopwatch = Stopwatch(budget_ms=config.nvgemm_fusion_benchmark_ms)
         except torch.OutOfMemoryError:

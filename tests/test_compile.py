@@ -255,9 +255,9 @@ def test_of_two_processes_that_want_a_kernel_one_compiles_it(tmp_path):
 
 
 def test_a_lock_that_is_not_to_be_had_holds_nobody_up(store, monkeypatch):
-    with store.lock(spec_of(), 10.0):
+    with store.lock("name", 10.0):
         started = time.monotonic()
-        other = threading.Thread(target=lambda: store.lock(spec_of(), 0.2).__enter__())
+        other = threading.Thread(target=lambda: store.lock("name", 0.2).__enter__())
         other.start()
         other.join()
         assert 0.1 < time.monotonic() - started < 5
@@ -266,6 +266,6 @@ def test_a_lock_that_is_not_to_be_had_holds_nobody_up(store, monkeypatch):
         raise NotImplementedError
 
     monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
-    with store.lock(spec_of(), 10.0):
+    with store.lock("name", 10.0):
         pass
     assert not list(store.directory.glob("*.lock"))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
+import time
 import types
 
 import pytest
 import torch
 from nvgemm_fusion.fusion.decision import Alternative, Backend, Status, Timing
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
+from nvgemm_fusion.lowering.store import KernelStore
 from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch, workload
 from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
 
@@ -96,7 +99,7 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
 
 
 @pytest.fixture
-def timed_by_name(monkeypatch):
+def timed_by_name(monkeypatch, tmp_path):
     """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it, a Refusal of STOPWATCH what
     that refuses, any other Refusal what the workload does."""
     outcomes = {}
@@ -117,6 +120,8 @@ def timed_by_name(monkeypatch):
         def time(self, runs):
             return [Refusal(Reason.NOT_MEASURED) if run is None else run() for run in runs]
 
+    monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(workload, "Workload", Workload)
@@ -137,6 +142,16 @@ def test_each_entrant_says_why_it_has_no_time(timed_by_name):
     assert (first.alternative.timing, first.alternative.status) == (Timing(5.0), Status.MEASURED)
     assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
     assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
+
+
+def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
+    monkeypatch.setattr(alternatives, "TURN_LIMIT_S", 0.3)
+    started = time.monotonic()
+    with KernelStore().lock("gpu-GPU-1", 10.0):  # as another process holds it
+        waiting = threading.Thread(target=lambda: timed_by_name(fast=Timing(5.0)))
+        waiting.start()
+        waiting.join()
+    assert 0.3 <= time.monotonic() - started < 10
 
 
 def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
