@@ -61,6 +61,8 @@ class GuardedTensor:
 def main() -> None:
     """Serves requests for the device that is named on the command line."""
     device = torch.device(sys.argv[1])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # a launcher launches there
     ready = _used(device)
     if ready["ok"]:
         import cutlass.cute  # noqa: F401  the first trial is not to wait for it
