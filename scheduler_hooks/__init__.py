@@ -8,7 +8,8 @@
     gemm            a GEMM of Inductor's IR in the words of `fusion`
     capture         loop bodies -> EpilogueProgram
     graph           scheduler nodes -> the graph that regions are found in
-    alternatives    every way to compute a region, each with its time
+    contest         a GEMM with the regions around it, and who competes to compute them
+    alternatives    those that do, each with its time
     workload        the tensors of one region on the GPU, and each alternative as a function of them
     stopwatch       GPU time of such functions, side by side
     fusion_pass     the scheduler pass: measures, decides, fuses

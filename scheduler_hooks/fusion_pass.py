@@ -25,9 +25,10 @@ from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
 from . import tuning
-from .alternatives import Contender, Contest, contenders
+from .alternatives import contenders
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
+from .contest import Contender, Contest
 from .gemm import Gemm, product_access
 from .graph import draw
 

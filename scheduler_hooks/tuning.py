@@ -17,15 +17,8 @@ from ..lowering.candidates import candidates
 from ..lowering.compiler import shared_compiler
 from ..lowering.cublaslt import CANDIDATE
 from ..lowering.packages import versions
-from .alternatives import (
-    Contender,
-    Contest,
-    activation_contenders,
-    backend_of,
-    our_contender,
-    stock_contender,
-    with_kernel,
-)
+from .alternatives import activation_contenders, backend_of, our_contender, stock_contender, with_kernel
+from .contest import Contender, Contest
 
 logger = logging.getLogger("nvgemm_fusion")
 

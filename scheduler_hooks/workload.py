@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.launcher import bind
-from .alternatives import Contender, Contest
+from .contest import Contender, Contest
 from .stopwatch import Run
 
 Making = Callable[[], Run]

@@ -13,7 +13,8 @@ import torch
 from nvgemm_fusion.fusion.decision import Alternative, Backend, Status, Timing
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.lowering.store import KernelStore
-from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch, workload
+from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch
+from nvgemm_fusion.scheduler_hooks.contest import Contender
 from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
 
 
@@ -124,13 +125,13 @@ def timed_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(workload, "Workload", Workload)
-    monkeypatch.setattr(stopwatch, "Stopwatch", MadeUp)
+    monkeypatch.setattr(alternatives, "Workload", Workload)
+    monkeypatch.setattr(alternatives, "Stopwatch", MadeUp)
     contest = types.SimpleNamespace(node=types.SimpleNamespace(get_device=lambda: torch.device("cuda", 0)))
 
     def timed(**given):
         outcomes.update(given)
-        entrants = [alternatives.Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
+        entrants = [Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
         return alternatives._timed(contest, entrants)
 
     return timed
@@ -158,6 +159,6 @@ def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch)
     def no_room(budget_ms):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(stopwatch, "Stopwatch", no_room)
+    monkeypatch.setattr(alternatives, "Stopwatch", no_room)
     refusal = timed_by_name(fast=Timing(5.0))
     assert isinstance(refusal, Refusal) and "no room" in refusal.detail

@@ -10,7 +10,7 @@ import pytest
 from nvgemm_fusion.fusion.decision import Alternative, Backend, Status
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.scheduler_hooks import workload
-from nvgemm_fusion.scheduler_hooks.alternatives import Contender
+from nvgemm_fusion.scheduler_hooks.contest import Contender
 from nvgemm_fusion.scheduler_hooks.workload import Workload
 
 
