@@ -7,8 +7,8 @@
 The spaces of SM100 and SM120 are those that the library tunes over itself (`quack.gemm_config`), and of SM120 the
 narrower tiles too, for decoding. Each was compiled to machine code with an epilogue; none was ever run here.
 
-Split-K, which QuACK has as well, is left out: it gives more blocks to products of few tiles, which do not want for them.
-Reading the same 117 MB on an H200, 16 x 4096 x 14336 took 42.8 us with its 64 blocks, and 16 x 14336 x 4096 with 112 of
+Split-K, which QuACK has as well, is left out. It gives more blocks to products of few tiles, which do not need them:
+reading the same 117 MB on an H200, 16 x 4096 x 14336 took 42.8 us with its 64 blocks, and 16 x 14336 x 4096 with 112 of
 them 41.3 (`bench/results/h200-candidates.json`).
 """
 
