@@ -17,10 +17,11 @@ TuningFile = Annotated[Path, typer.Argument(help="a tuning file: JSON, see docs/
 
 @app.command()
 def info(as_json: AsJson = False) -> None:
-    """Say where the cache is, what it holds, and how large it may get.
+    """Say where the cache is, what it holds, how large it may get, and which kernels are banned.
 
     Example: nvgemm-fusion cache info
     """
+    from ..fusion.program import dtype_name
     from ..lowering.store import KernelStore, size_limit
     from ..lowering.tuning import TuningStore
 
@@ -32,12 +33,25 @@ def info(as_json: AsJson = False) -> None:
         "kernel_bytes": size,
         "kernel_bytes_limit": limit,
         "decisions": sum(1 for _ in decisions.entries()),
+        "bans": [
+            {
+                "candidate": str(spec.candidate),
+                "epilogue": spec.program.digest,
+                "dtype": dtype_name(spec.dtype),
+                "reason": why.reason.value,
+                "detail": why.explanation,
+            }
+            for spec, why in kernels.bans()
+        ],
     }
     if as_json:
         print_json(found)
     else:
         room = "no limit" if limit is None else f"limit {limit // 1_000_000} MB"
         say(f"{found['folder']}: {count} kernels ({size / 1e6:.1f} MB, {room}), {found['decisions']} decisions")
+        for ban in found["bans"]:
+            kernel = f"{ban['candidate']}, {ban['dtype']}, epilogue {ban['epilogue']}"
+            say(f"banned: {kernel}: {ban['reason']}: {ban['detail']}")
 
 
 @app.command()

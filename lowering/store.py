@@ -172,6 +172,16 @@ class KernelStore:
             write_atomically(ban, json.dumps(content).encode())
             _remove(path)
 
+    def bans(self) -> list[tuple[KernelSpec, Refusal]]:
+        """What must not be used, and why. A ban that cannot be read is left out here, and holds all the same."""
+        found = []
+        for path in sorted(self.directory.glob("*.banned.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                content = json.loads(path.read_text(encoding="utf-8"))
+                why = Refusal(Reason(content["banned"]), str(content["detail"]))
+                found.append((KernelSpec.from_json(content["spec"]), why))
+        return found
+
     def size(self) -> tuple[int, int]:
         """How many kernels there are, and their bytes. Raises OSError when the disk refuses."""
         objects = self._objects()

@@ -356,3 +356,9 @@ def test_the_command_shows_the_limit(store, tmp_path, monkeypatch):
     assert (found["kernel_bytes"], found["kernel_bytes_limit"]) == (OBJECT, MB)
     monkeypatch.setenv(LIMIT_VARIABLE, "0")
     assert "(0.1 MB, no limit)" in info() and json.loads(info("--json"))["kernel_bytes_limit"] is None
+    assert json.loads(info("--json"))["bans"] == [] and "banned" not in info()
+    store.ban(spec_of(0), BAN)
+    (store.directory / "unreadable.banned.json").write_text("{")
+    (ban,) = json.loads(info("--json"))["bans"]
+    assert (ban["candidate"], ban["reason"], ban["detail"]) == (str(spec_of(0).candidate), "wrong result", BAN.detail)
+    assert f"banned: {spec_of(0).candidate}, bfloat16" in info()
