@@ -28,8 +28,9 @@ START_LIMIT_S = 120.0
 """Starting takes 5 to 10 seconds, most of them the import of what loads a kernel."""
 TIME_LIMIT_S = 20.0
 """A trial takes less than a tenth of a second; one on tensors that fill the GPU, a few seconds."""
-IDLE_S = 60.0
-"""A process that was not asked for so long is ended: it holds half a gigabyte of the GPU (its CUDA context)."""
+IDLE_S, UNUSED_S = 15.0, 180.0
+"""A process is ended so long after its last trial, or after it was prepared and then not asked (in between, Inductor
+times its own kernels). It holds half a gigabyte of the GPU, its CUDA context, which the model may want."""
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 """Of a tensor: its size and strides, and where in its buffer it starts, in elements."""
@@ -56,7 +57,7 @@ class Trial:
                 return
             if self._worker is None or not self._worker.alive:
                 self._worker, self._is_ready = Worker(self._module, [str(self.device)]), False
-            self._end_later()
+            self._end_in(UNUSED_S)
 
     def run(self, kernel: CompiledKernel, layouts: Sequence[Layout], store: KernelStore) -> Refusal | None:
         """Runs `kernel` once, on random tensors of these `layouts` (those of a launcher's arguments), and says what is
@@ -97,7 +98,9 @@ class Trial:
                 logger.warning("kernels for %s run first in this process: %s", self.device, started["error"])
                 return self._ask(request)
             self._is_ready = True
-        return self._worker.ask(request, TIME_LIMIT_S)
+        answer = self._worker.ask(request, TIME_LIMIT_S)
+        self._end_in(IDLE_S)
+        return answer
 
     def close(self) -> None:
         """Ends the process. `run` starts another."""
@@ -105,10 +108,10 @@ class Trial:
             if self._worker is not None:
                 self._worker.kill()
 
-    def _end_later(self) -> None:
+    def _end_in(self, seconds: float) -> None:
         if self._end is not None:
             self._end.cancel()
-        self._end = threading.Timer(IDLE_S, self.close)
+        self._end = threading.Timer(seconds, self.close)
         self._end.daemon = True
         self._end.start()
 

@@ -113,14 +113,18 @@ def test_a_gpu_that_cannot_be_used_costs_nobody_a_ban(kernel, store):
     assert found.reason is Reason.NOT_MEASURED and store.find(kernel.spec) is None
 
 
-def test_an_idle_process_is_ended(kernel, store, real_trial, monkeypatch):
-    monkeypatch.setattr(trial, "IDLE_S", 0.05)
+@pytest.mark.parametrize("limit", ["IDLE_S", "UNUSED_S"])
+def test_an_idle_process_is_ended(limit, kernel, store, real_trial, monkeypatch):
+    monkeypatch.setattr(trial, limit, 0.05)
     real_trial.prepare()
+    if limit == "IDLE_S":
+        assert real_trial.run(kernel, LAYOUTS, store) is None
     first = real_trial._worker
     time.sleep(0.5)
     assert not first.alive
     monkeypatch.undo()
-    assert real_trial.run(kernel, LAYOUTS, store) is None and real_trial._worker is not first
+    assert real_trial.run(kernel, (*LAYOUTS[:3], ((M, N), (1, M), 0)), store) is None
+    assert real_trial._worker is not first and real_trial._worker.alive
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float8_e4m3fn, torch.bool, torch.int32], ids=str)
