@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nvgemm_fusion.bench import candidates, fit, gpus, launch, operations_page, plots, suite
+from nvgemm_fusion.bench import candidates, compile_time, e2e, fit, gpus, launch, operations_page, plots, suite
 from nvgemm_fusion.bench.layers import LAYERS, M_SIZES, Gemm, program
 from nvgemm_fusion.fusion.program import OperandKind
 from nvgemm_fusion.fusion.reference import evaluate
@@ -101,3 +101,29 @@ def test_the_constants_are_where_the_fit_leaves_them():
     found = fit.fit(HOPPER, few, 6, random.Random(0))
     assert fit.loss(found, few) <= fit.loss(HOPPER, few)
     assert all(0.0 < getattr(found, name) <= largest for name, largest in fit.FITTED.items())
+
+
+def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypatch):
+    turns = []
+
+    def in_a_process(graph, setting, state, folder):
+        turns.append((setting, state))
+        assert os.path.isdir(folder)
+        late = 100.0 if turns.count((setting, state)) == 1 else 0.0  # the first time of each, which a median ignores
+        return {"cold": 10.0, "warm": 2.0, "changed": 4.0}[state] * {"off": 1.0, "on": 1.25}[setting] + late
+
+    monkeypatch.setattr(compile_time, "_in_a_process", in_a_process)
+    row = compile_time.measure(("graph", 3))
+    assert [setting for setting, state in turns if state == "cold"] == ["on", "off", "off", "on", "on", "off"]
+    assert row["graph"] == "graph" and all(row[state]["ratio"] == 1.25 for state in compile_time.STATES)
+    assert (row["warm"]["off"], row["warm"]["on"], len(row["warm"]["seconds"]["on"])) == (2.0, 2.5, 3)
+
+
+def test_what_end_to_end_says_of_a_choice():
+    def alternative(backend, us):
+        return {"backend": backend, "candidate": backend.lower(), "us": us}
+
+    alternatives = [alternative("ATEN", 12.0), alternative("TRITON", None), alternative("NVGEMM", 10.0)]
+    record = {"gemm": "buf2", "problem": {"m": 1, "n": 2, "k": 3}, "alternatives": alternatives, "fused": True}
+    assert e2e._chosen({**record, "chosen": 2}) == "1x2x3: NVGEMM nvgemm fused, 10.0 us, the best of torch's 12.0"
+    assert e2e._chosen({**record, "chosen": None}) == "buf2: stock"
