@@ -36,7 +36,7 @@ def candidates(
     if problem.target != target.arch or space is None:
         return Refusal(Reason.TARGET, f"{target.name}: QuACK has no GEMM for {problem.target}")
     if problem.dtype == torch.float32:
-        if not space.tf32_tiles_n:
+        if space.has_tf32 is None:
             return Refusal(Reason.DTYPE, f"{target.name}: QuACK's GEMM takes no float32 there")
         if (problem.a_major, problem.b_major) != (Major.ROW, Major.COLUMN):
             return Refusal(Reason.LAYOUT, "TF32 reads A and B along K only: A has to be row-major, B column-major")

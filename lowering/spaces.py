@@ -31,8 +31,8 @@ class Space:
 
     tiles_m, tiles_n: rows and columns of a block's tile. clusters: (m, n) blocks that share loads. pingpong: whether
     two warp groups take turns on tiles. vendor_tiles_m, vendor_tiles_n and vendor_clusters: the grid of the plain
-    kernels of the Operator API. tf32_tiles_n: the columns of tiles that float32 operands have, too; none where those
-    have no kernel. dynamic: tiles are handed to blocks by the hardware (cluster launch control), not by a stride.
+    kernels of the Operator API. has_tf32: which of them float32 operands have, too; None where those have no kernel.
+    dynamic: tiles are handed to blocks by the hardware (cluster launch control), not by a stride.
     paired: with an even cluster_m, two blocks compute one tile of twice the rows, which is how the library counts it.
     lanes: accumulator elements that an epilogue function gets at a time, as a tuple where there are two.
     tensor_memory: the accumulator does not lie in the registers of the warps that compute it.
@@ -46,7 +46,7 @@ class Space:
     vendor_tiles_m: tuple[int, ...] = ()
     vendor_tiles_n: tuple[int, ...] = ()
     vendor_clusters: tuple[tuple[int, int], ...] = ()
-    tf32_tiles_n: tuple[int, ...] = ()
+    has_tf32: Callable[[Candidate], bool] | None = None
     dynamic: bool = False
     paired: bool = False
     lanes: int = 1
@@ -54,7 +54,9 @@ class Space:
 
     def has(self, candidate: Candidate, dtype: torch.dtype) -> bool:
         """Whether there is a kernel `candidate` for A and B in `dtype`."""
-        return self.is_legal(candidate) and (dtype != torch.float32 or candidate.tile_n in self.tf32_tiles_n)
+        if dtype == torch.float32 and (self.has_tf32 is None or not self.has_tf32(candidate)):
+            return False
+        return self.is_legal(candidate)
 
     def library_tile_m(self, candidate: Candidate) -> int:
         """`tile_m` as the library counts it: of the pair where two blocks compute together."""
@@ -74,6 +76,14 @@ def _legal_on_sm90(candidate: Candidate) -> bool:
         return False
     warp_groups = 1 if tile_m == 64 else 2
     return tile_m * tile_n // (warp_groups * 128) <= _ACCUMULATOR_REGISTERS
+
+
+def _tf32_on_sm90(candidate: Candidate) -> bool:
+    """The others abort the compiler. A stage of A and B is as large as that of 16-bit operands, since it has half as many
+    elements along K; so what fits into shared memory beside it there fits here."""
+    if (candidate.tile_m, candidate.tile_n, candidate.pingpong) == (192, 128, False):
+        return False
+    return candidate.tile_n in (16, 32, 64, 96, 128, 160, 192, 224, 256)
 
 
 def _legal_on_sm100(candidate: Candidate) -> bool:
@@ -104,9 +114,7 @@ SPACES = {
         vendor_tiles_m=(64, 128),
         vendor_tiles_n=(64, 128, 256),
         vendor_clusters=((1, 1), (2, 1), (1, 2), (2, 2)),
-        # Others abort the compiler. A stage of A and B is as large as that of 16-bit operands (of half as many elements
-        # along K), so what fits into shared memory beside it there fits here.
-        tf32_tiles_n=(16, 32, 64, 96, 128, 160, 192, 224, 256),
+        has_tf32=_tf32_on_sm90,
     ),
     "sm_100a": Space(
         tiles_m=(64, 128),

@@ -191,6 +191,16 @@ def test_both_operands_are_contiguous_along_k(a_major, b_major):
         assert isinstance(found, Refusal) and found.reason is Reason.LAYOUT and "column-major" in found.detail
 
 
+def test_what_aborts_the_compiler_is_not_in_the_space():
+    """All others were compiled, 348 of them, which takes minutes."""
+    space = SPACES["sm_90a"]
+    found = candidates(problem(4096, 4096, 4096), H200, everything(F32), None)
+    assert len(found) == 348 and not [c for c in found if c.tile_n in (48, 80, 112, 208)]
+    assert [space.has(Candidate(QUACK, 192, 128, pingpong=p), d) for p in (False, True) for d in (F32, BF16)] == [
+        False, True, True, True
+    ]
+
+
 def test_other_architectures_have_none():
     found = candidates(replace(problem(512, 512, 512), target="sm_100a"), TARGETS["B200"], relu(), 5)
     assert isinstance(found, Refusal) and found.reason is Reason.DTYPE
