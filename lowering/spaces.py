@@ -79,8 +79,8 @@ def _legal_on_sm90(candidate: Candidate) -> bool:
 
 
 def _tf32_on_sm90(candidate: Candidate) -> bool:
-    """The others abort the compiler. A stage of A and B is as large as that of 16-bit operands, since it has half as many
-    elements along K; so what fits into shared memory beside it there fits here."""
+    """The others abort the compiler. A stage of A and B is as large as that of 16-bit operands (it has half as many
+    elements along K), so what fits into shared memory beside it there fits here."""
     if (candidate.tile_m, candidate.tile_n, candidate.pingpong) == (192, 128, False):
         return False
     return candidate.tile_n in (16, 32, 64, 96, 128, 160, 192, 224, 256)
