@@ -23,8 +23,8 @@ from .store import KernelStore
 from .worker import Worker
 
 TIME_LIMIT_S = 240.0
-"""Compiling takes 1 to 4 seconds; the first request of a worker adds the import of the compilers. The rest is for machines
-with many more processes than cores, since what is late is banned."""
+"""Compiling takes 1 to 4 seconds; the first request of a worker adds the import of the compilers. The rest is for
+machines with many more processes than cores, since what is late is banned."""
 
 
 @dataclass(frozen=True)
