@@ -57,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     source = random.Random(options.seed)
     # Each process has compilers of its own, and all of them share the cores.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // options.workers)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, len(os.sched_getaffinity(0)) // options.workers)))
     cases: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool, Progress() as progress:
         task = progress.add_task("fused graphs", total=options.count)

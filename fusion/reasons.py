@@ -54,6 +54,11 @@ class Reason(str, enum.Enum):
     NOT_MEASURED = "not measured", "the stopwatch cannot run this alternative by itself"
 
 
+def described(error: Exception, limit: int = 500) -> str:
+    """An exception as the detail of a refusal: its type and message, cut at `limit` characters."""
+    return f"{type(error).__name__}: {error}"[:limit]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """`reason`, and what exactly (a name, an op, a dtype) in `detail`. False, so that `if not found:` reads well."""

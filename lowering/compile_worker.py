@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 
+from ..fusion.reasons import described
 from .kernel import KernelSpec
 from .providers import compile_kernel
 from .worker import Message, serve
@@ -22,7 +23,7 @@ def answer(request: Message) -> Message:
     try:
         compile_kernel(KernelSpec.from_json(request["spec"]), request["object"])
     except Exception as error:  # a compiler may raise anything; the candidate is out, the process is not
-        return {"ok": False, "error": f"{type(error).__name__}: {error}"[:2000]}
+        return {"ok": False, "error": described(error, limit=2000)}
     return {"ok": True, "seconds": time.perf_counter() - started}
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 
 from ..fusion.program import OperandKind
-from ..fusion.reasons import Reason, Refusal
+from ..fusion.reasons import Reason, Refusal, described
 from . import cublaslt
 from .compiler import CompiledKernel, KernelCompiler, shared_compiler
 from .emit import CARRIERS, carrier
@@ -70,7 +70,7 @@ def _load(spec: KernelSpec, compiler: KernelCompiler) -> Launcher | Refusal:
         try:
             return bind(compiled)
         except Exception as error:  # a loader may raise anything; the model goes on
-            refusal = Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
+            refusal = Refusal(Reason.RUN_ERROR, described(error))
         if compiled.path is None or compiled.path.exists():
             break
     return refusal

@@ -106,7 +106,7 @@ class KernelStore:
             content = json.loads((ban if is_banned else description).read_text(encoding="utf-8"))
             # In a description, too: that is where bans stood before they had a file of their own.
             if "banned" in content:
-                return Refusal(Reason(content["banned"]), str(content["detail"]))
+                return _ban_in(content)
             expected = content["sha256"]
             if hashlib.sha256(path.read_bytes()).hexdigest() == expected:
                 with contextlib.suppress(OSError):  # on a disk that takes no writes, nothing is removed, either
@@ -178,8 +178,7 @@ class KernelStore:
         for path in sorted(self.directory.glob("*.banned.json")):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 content = json.loads(path.read_text(encoding="utf-8"))
-                why = Refusal(Reason(content["banned"]), str(content["detail"]))
-                found.append((KernelSpec.from_json(content["spec"]), why))
+                found.append((KernelSpec.from_json(content["spec"]), _ban_in(content)))
         return found
 
     def size(self) -> tuple[int, int]:
@@ -234,6 +233,10 @@ class KernelStore:
     def _paths(self, key: str) -> tuple[Path, Path, Path]:
         """An object, its description, and its ban."""
         return self.directory / f"{key}.o", self.directory / f"{key}.json", self.directory / f"{key}.banned.json"
+
+
+def _ban_in(content: dict[str, Any]) -> Refusal:
+    return Refusal(Reason(content["banned"]), str(content["detail"]))
 
 
 def _remove(path: Path) -> bool:

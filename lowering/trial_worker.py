@@ -10,6 +10,7 @@ Each tensor lies in the middle of memory whose bytes are known, so that a kernel
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..fusion.program import OperandKind
-from ..fusion.reasons import Reason
+from ..fusion.reasons import Reason, described
 from .compiler import CompiledKernel
 from .kernel import KernelSpec
 from .launcher import bind
@@ -82,12 +83,12 @@ def answer(request: Message, device: torch.device) -> Message:
     except torch.OutOfMemoryError as error:
         return {"ok": False, "reason": Reason.NOT_MEASURED.value, "error": str(error)[:500], "harmful": False}
     except Exception as error:  # whatever a launch raises; what matters is whether the GPU can still be used
-        usable = _used(device)["ok"]
-        error = f"{type(error).__name__}: {error}"[:500]
-        return {"ok": False, "reason": Reason.RUN_ERROR.value, "error": error, "harmful": not usable}
+        is_lost = not _used(device)["ok"]
+        return {"ok": False, "reason": Reason.RUN_ERROR.value, "error": described(error), "harmful": is_lost}
     finally:
-        if device.type == "cuda" and _used(device)["ok"]:
-            torch.cuda.empty_cache()  # the process that asks measures next, and may need the room
+        if device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # of a GPU that is lost
+                torch.cuda.empty_cache()  # the process that asks measures next, and may need the room
 
 
 def _tried(kernel: CompiledKernel, layouts: Sequence[Sequence], device: torch.device) -> Message | None:
@@ -117,7 +118,7 @@ def _used(device: torch.device) -> Message:
         torch.zeros(1, device=device)
         _wait(device)
     except Exception as error:
-        return {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+        return {"ok": False, "error": described(error)}
     return {"ok": True}
 
 

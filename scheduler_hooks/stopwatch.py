@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from ..fusion.decision import Timing
-from ..fusion.reasons import Reason, Refusal
+from ..fusion.reasons import Reason, Refusal, described
 
 Run = Callable[[], None]
 Samples = dict[int, list[float]]
@@ -97,7 +97,7 @@ class Stopwatch:
             graph.replay()
             torch.cuda.synchronize()
         except Exception as error:  # a candidate may fail in any way; it is out, the compile goes on
-            return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
+            return Refusal(Reason.RUN_ERROR, described(error))
         return graph
 
     def _replay(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -20,7 +20,7 @@ from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 
-from ..fusion.reasons import Reason, Refusal
+from ..fusion.reasons import Reason, Refusal, described
 from ..lowering.launcher import bind
 from .contest import Contender, Contest
 from .stopwatch import Run
@@ -59,7 +59,7 @@ class Workload:
             before, after = map(self._kernels, self.contest.separate(entrant.region))
             return [*before, gemm, *after]
         except Exception as error:  # one entrant is out, the others go on
-            return _failed(error)
+            return Refusal(Reason.RUN_ERROR, described(error))
 
     def _kernel(self, entrant: Contender) -> Run:
         launch = bind(entrant.compiled)
@@ -156,12 +156,8 @@ def _made(kernels: list[Making] | Refusal) -> Run | Refusal:
     try:
         runs = [make() for make in kernels]
     except Exception as error:  # one entrant is out, the others go on
-        return _failed(error)
+        return Refusal(Reason.RUN_ERROR, described(error))
     return lambda: [run() for run in runs]
-
-
-def _failed(error: Exception) -> Refusal:
-    return Refusal(Reason.RUN_ERROR, f"{type(error).__name__}: {error}"[:500])
 
 
 def grouped(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
