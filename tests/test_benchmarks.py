@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from nvgemm_fusion.bench import candidates, compile_time, e2e, fit, gpus, launch
 from nvgemm_fusion.bench.layers import LAYERS, M_SIZES, Gemm, program
 from nvgemm_fusion.fusion.program import OperandKind
 from nvgemm_fusion.fusion.reference import evaluate
+from nvgemm_fusion.lowering.candidates import _rated
 from nvgemm_fusion.lowering.occupancy import HOPPER
 from nvgemm_fusion.lowering.spaces import SPACES
 
@@ -75,6 +77,16 @@ def test_the_best_five_candidates_are_near_the_best_of_all():
     assert math.exp(sum(map(math.log, shortfalls)) / len(shortfalls)) < 1.008 and max(shortfalls) < 1.05
     every = candidates.every_candidate(Gemm(4096, 4096, "none").problem(4096), "none")
     assert {candidate.tile_m for candidate in every} == set(SPACES["sm_90a"].tiles_m)
+
+
+def test_the_vendors_recommendations_are_as_far_behind_as_the_readme_says():
+    behind = []
+    for record in json.loads(candidates.RESULTS.read_text(encoding="utf-8"))["records"]:
+        problem, space = candidates.problem_of(record), SPACES["sm_90a"]
+        first_five = itertools.islice(_rated(problem, candidates.TARGETS["H200"], space), 5)
+        times = [record["us"][str(candidate)] for candidate in first_five]
+        behind += [min(times) / min(record["us"].values())] if times else []
+    assert len(behind) == 77 and math.exp(sum(map(math.log, behind)) / len(behind)) == pytest.approx(1.23, abs=0.005)
 
 
 def test_no_operation_on_file_is_wrong():
