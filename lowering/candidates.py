@@ -2,8 +2,8 @@
 
 First legality: what the kernels of the architecture can do at all (`spaces`). Then rank, by the occupancy model
 (`occupancy`). The last place goes to the first choice of nvMatmulHeuristics, which knows the hardware in more detail
-but not these kernels: of 96 problems measured on an H200, QuACK has kernels for its recommendations in 77. There the best
-of its first five is 1.23 times slower than the best of all, in the geometric mean, for want of swapped operands.
+but not these kernels: of 96 problems measured on an H200, QuACK has kernels for its recommendations in 77. There the
+best of its first five is 1.23 times slower than the best of all, in the geometric mean, for want of swapped operands.
 """
 
 from __future__ import annotations
