@@ -9,15 +9,17 @@
     expressions     how each op is written in CuTe DSL, and how exact that is
     emit            EpilogueProgram -> the source of QuACK's epilogue function
     dry_run         that source, run on the CPU
-    providers       a spec -> an object file, by QuACK or by the CUTLASS Operator API
+    providers       a spec -> a library, by QuACK or by the CUTLASS Operator API
+    library         a kernel as a shared library: linked, and loaded
     tf32            QuACK's GEMM with float32 operands
     cublaslt        the one kernel with an epilogue that torch itself has
     worker          a process of our own, asked one thing at a time
-    compile_worker  the process that compiles
+    compile_worker  the processes that compile
     compiler        many of those, at most N at a time
     store           compiled kernels on disk, up to a limit
     tuning          decisions that were measured, on disk and as a portable file
     verification    a kernel's result against the reference, on samples
+    residency       how many clusters the GPU at hand holds at once
     launcher        a compiled kernel as a function of tensors
     trial_worker    the process in which a kernel runs first, on tensors that are watched
     trial           that process, and what becomes of a kernel that fails there

@@ -1,31 +1,34 @@
-"""Compiles kernels in a process of its own: `python -m nvgemm_fusion.lowering.compile_worker`.
+"""Compiles kernels in processes of its own: `python -m nvgemm_fusion.lowering.compile_worker`, which forks them.
 
-    {"spec": {...}, "object": "/path/to/write.o"}  ->  {"ok": true, "seconds": 1.3}
+    {"spec": {...}, "library": "/path/to/write.so"}  ->  {"ok": true, "seconds": 1.3}
                                                     or {"ok": false, "error": "..."}
 
-The process sees no GPU (its parent hides it) and makes no CUDA context: kernels are compiled for the architecture
+The processes see no GPU (their parent hides it) and make no CUDA context: kernels are compiled for the architecture
 that the spec names, against fake tensors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from ..fusion.reasons import described
 from .kernel import KernelSpec
-from .providers import compile_kernel
-from .worker import Message, serve
+from .providers import compile_kernel, import_compilers
+from .worker import Message, serve_forks
 
 
 def answer(request: Message) -> Message:
     """Compiles one kernel."""
     started = time.perf_counter()
     try:
-        compile_kernel(KernelSpec.from_json(request["spec"]), request["object"])
+        compile_kernel(KernelSpec.from_json(request["spec"]), request["library"])
     except Exception as error:  # a compiler may raise anything; the candidate is out, the process is not
         return {"ok": False, "error": described(error, limit=2000)}
     return {"ok": True, "seconds": time.perf_counter() - started}
 
 
 if __name__ == "__main__":
-    serve(answer)
+    with contextlib.suppress(Exception):  # which comes again with each kernel, and is reported there
+        import_compilers()
+    serve_forks(answer)

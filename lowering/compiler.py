@@ -1,8 +1,8 @@
 """KernelCompiler: compiles kernels in parallel processes, through the store.
 
-The workers are processes of `compile_worker`, started when first needed and kept for the life of this process (the
-compiler's imports take seconds). A worker that dies, or that does not answer in time, costs its one candidate and
-is replaced by a new one with the next request.
+The workers are forked from one process of `compile_worker`, since the compilers' imports take seconds. They are forked
+when first needed and kept for the life of this process. A worker that dies over a candidate, or that does not answer
+in time, costs this one, and is replaced with the next request.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..fusion.reasons import Reason, Refusal
 from .cublaslt import CUBLASLT
 from .kernel import KernelSpec
 from .store import KernelStore
-from .worker import Worker
+from .worker import Nursery, Worker
 
 TIME_LIMIT_S = 240.0
-"""Compiling takes 1 to 4 seconds; the first request of a worker adds the import of the compilers. The rest is for
-machines with many more processes than cores, since what is late is banned."""
+"""Compiling takes 1 to 4 seconds. The rest is for machines with many more processes than cores, since what is late is
+banned."""
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """An object file that can be loaded, and the seconds that compiling it took (0 when it was in the store). No file
+    """A library that can be loaded, and the seconds that compiling it took (0 when it was in the store). No file
     where torch has the kernel."""
 
     spec: KernelSpec
@@ -46,18 +46,29 @@ class KernelCompiler:
     def __init__(self, store: KernelStore, workers: int) -> None:
         self.store = store
         self._threads = ThreadPoolExecutor(max(1, workers), thread_name_prefix="nvgemm-compile")
+        # No GPU: a compile needs none, and a process with a CUDA context would cost device memory. And no threads of
+        # numpy's, which would not survive a fork.
+        environment = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1"}
+        self._nursery = Nursery("nvgemm_fusion.lowering.compile_worker", environment)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._running: dict[str, Future] = {}
+        self._prepared: dict[str, Future] = {}
         self.submitted = 0
         self.finished = 0
         atexit.register(self.close)
 
+    def prepare(self, spec: KernelSpec) -> None:
+        """Compiles `spec` for a later `submit`, whose answer then says how long that took."""
+        future = self.submit(spec)
+        with self._lock:
+            self._prepared[spec.key] = future
+
     def submit(self, spec: KernelSpec) -> Future[CompiledKernel | Refusal]:
         """Compiles `spec`, or finds it in the store. Asking twice at a time compiles once."""
         with self._lock:
-            future = self._running.get(spec.key)
+            future = self._prepared.pop(spec.key, None) or self._running.get(spec.key)
             if future is None:
                 future = self._running[spec.key] = self._threads.submit(self._answer, spec)
                 self.submitted += 1
@@ -75,12 +86,13 @@ class KernelCompiler:
         with self._lock:
             for worker in self._workers:
                 worker.kill()
+        self._nursery.close()
 
     def _answer(self, spec: KernelSpec) -> CompiledKernel | Refusal:
         try:
             return self._compile(spec)
         finally:
-            with self._lock:  # before the answer is out: who asks again, because the object is gone, gets a new one
+            with self._lock:  # before the answer is out: who asks again, because the library is gone, gets a new one
                 del self._running[spec.key]
                 self.finished += 1
 
@@ -106,9 +118,13 @@ class KernelCompiler:
             target = self.store.temporary()
         except OSError as error:
             return Refusal(Reason.COMPILE_ERROR, f"nowhere to write the kernel: {error}")
-        worker = self._take()
         try:
-            answer = worker.ask({"spec": spec.to_json(), "object": str(target)}, TIME_LIMIT_S)
+            worker = self._take()
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            return Refusal(Reason.COMPILE_ERROR, f"no process to compile in: {error}")
+        try:
+            answer = worker.ask({"spec": spec.to_json(), "library": str(target)}, TIME_LIMIT_S)
             if not answer["ok"]:
                 refusal = Refusal(Reason.COMPILE_ERROR, answer["error"])
                 if answer.get("hung"):  # the next process would wait as long
@@ -124,7 +140,15 @@ class KernelCompiler:
 
     def _take(self) -> Worker:
         with self._lock:
-            return self._idle.pop() if self._idle else self._start()
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                self._workers.remove(worker)
+        worker = self._nursery.worker()  # which may wait for the imports
+        with self._lock:
+            self._workers.append(worker)
+        return worker
 
     def _give_back(self, worker: Worker) -> None:
         with self._lock:
@@ -132,12 +156,6 @@ class KernelCompiler:
                 self._idle.append(worker)
             else:
                 self._workers.remove(worker)
-
-    def _start(self) -> Worker:
-        # No GPU: a compile needs none, and a process with a CUDA context would cost device memory.
-        worker = Worker("nvgemm_fusion.lowering.compile_worker", environment={"CUDA_VISIBLE_DEVICES": ""})
-        self._workers.append(worker)
-        return worker
 
 
 _compiler: KernelCompiler | None = None

@@ -20,7 +20,9 @@ from . import cublaslt
 from .compiler import CompiledKernel, KernelCompiler, shared_compiler
 from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
-from .providers import EXPORTED_NAME, OPERATORS
+from .library import load
+from .providers import OPERATORS
+from .residency import resident_clusters
 from .verification import compute, verified
 
 logger = logging.getLogger("nvgemm_fusion")
@@ -60,8 +62,8 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
 def _load(spec: KernelSpec, compiler: KernelCompiler) -> Launcher | Refusal:
     """The kernel, compiled and bound, or why it cannot be.
 
-    Between the two, another process may remove the object to make room in the store. Then it is compiled once more, and
-    not again and again: a store that is smaller than what its processes use at a time would never let them go on.
+    Between the two, another process may remove the library to make room in the store. Then it is compiled once more,
+    and not again and again: a store that is smaller than what its processes use at a time would never let them go on.
     """
     for _ in range(2):
         compiled = compiler.compile([spec])[0]
@@ -77,16 +79,15 @@ def _load(spec: KernelSpec, compiler: KernelCompiler) -> Launcher | Refusal:
 
 
 def bind(compiled: CompiledKernel) -> Launcher:
-    """The launcher of a compiled kernel. Raises what the loader raises when the object cannot be loaded."""
+    """The launcher of a compiled kernel on the current device. Raises what loading it raises."""
     spec = compiled.spec
     if compiled.path is None:
         return cublaslt.launcher(spec)
-    import cutlass.cute as cute
-
-    function = cute.runtime.load_module(str(compiled.path), enable_tvm_ffi=True)[EXPORTED_NAME]
+    function = load(compiled.path)
     if spec.candidate.provider == OPERATORS:
         return function
-    clusters = resident_clusters(spec.candidate.cluster_m * spec.candidate.cluster_n)
+    cluster_size = spec.candidate.cluster_m * spec.candidate.cluster_n
+    clusters = resident_clusters(cluster_size, torch.cuda.current_device())
     return _bind_quack(function, spec, clusters)
 
 
@@ -116,12 +117,3 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
         function(first, second, rest[count], None, epilogue, scheduler, None, None, None)
 
     return launch
-
-
-@lru_cache(maxsize=None)
-def resident_clusters(cluster_size: int) -> int:
-    """How many clusters of `cluster_size` blocks the current GPU holds at once, as its driver says."""
-    import cutlass.utils
-
-    torch.cuda.synchronize()  # makes the context that the driver wants to be asked in
-    return cutlass.utils.HardwareInfo().get_max_active_clusters(cluster_size)

@@ -1,11 +1,11 @@
-"""Providers: where kernels come from, and how a spec becomes an object file.
+"""Providers: where kernels come from, and how a spec becomes a library.
 
     quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for every space of `spaces`
                 (on SM90 with float32 operands, too: `tf32`)
     operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs for SM90; no epilogue
 
-Both compile to an object file that exports one function in the TVM-FFI calling convention. It takes torch tensors
-of any size (of the class compiled for), checks them, and launches on the current stream:
+Both compile to an object file, which becomes a library of one function in the TVM-FFI calling convention. It takes
+torch tensors of any size (of the class compiled for), checks them, and launches on the current stream:
 
     quack       function(A, B, D, None, (*operands, *further stores, None, None), scheduler, None, None, None)
     operators   function(A, B, D)
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
+import importlib
+import linecache
 import os
 import sys
 import tempfile
@@ -31,29 +32,39 @@ import torch
 from ..fusion.program import Major, OperandKind
 from .emit import CARRIERS, FUNCTION_NAME, carrier, emit, operand_name, store_name
 from .kernel import KernelSpec
+from .library import EXPORTED_NAME, link
 from .spaces import SPACES
 
 QUACK = "quack"
 OPERATORS = "operators"
 
-EXPORTED_NAME = "func"
-
 FAKE_SIZE = 512
 """Any multiple of every tile serves: sizes are not compiled in."""
 
 
+def import_compilers() -> None:
+    """Imports all that compiling takes, which is seconds of it."""
+    os.environ["QUACK_CACHE_ENABLED"] = "0"  # ours is keyed by program and versions, and one copy is enough
+    for name in ("cutlass.operators", "quack.epilogue.frontend", "quack.gemm_runtime.host"):
+        importlib.import_module(name)
+
+
 def compile_kernel(spec: KernelSpec, path: str) -> None:
-    """Compiles `spec` and writes the object file `path`. Raises whatever the compiler raises."""
+    """Compiles `spec` and writes the library `path`. Raises whatever the compiler raises."""
+    import_compilers()
     _set_architecture(spec.arch)
     compiled = {QUACK: _compile_quack, OPERATORS: _compile_operators}[spec.candidate.provider](spec)
-    compiled.export_to_c(object_file_path=path, function_name=EXPORTED_NAME)
+    import cutlass.cute.runtime
+
+    with tempfile.TemporaryDirectory(prefix="nvgemm_fusion_") as folder:
+        compiled.export_to_c(object_file_path=f"{folder}/kernel.o", function_name=EXPORTED_NAME)
+        link(f"{folder}/kernel.o", path, cutlass.cute.runtime.find_runtime_libraries(enable_tvm_ffi=True))
 
 
 def _set_architecture(arch: str) -> None:
     """Has the compilers compile for `arch`. They read the environment once, and a process may compile for several."""
     os.environ["CUTE_DSL_ARCH"] = arch
     os.environ["QUACK_ARCH"] = arch.removeprefix("sm_").rstrip("af")
-    os.environ["QUACK_CACHE_ENABLED"] = "0"  # ours is keyed by program and versions, and one copy is enough
     from cutlass.cutlass_dsl import CuTeDSL
     from quack import cute_dsl_utils
 
@@ -163,16 +174,13 @@ def _compile_operators(spec: KernelSpec) -> Any:
 
 
 def _epilogue_function(spec: KernelSpec) -> Any:
-    """The emitted function, from a module with a file: the compiler reads its source."""
+    """The emitted function, as of a module without a file. The compiler reads its source, as `inspect` finds it."""
     source = emit(spec.program)
     name = f"nvgemm_epilogue_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     if name not in sys.modules:
-        path = os.path.join(tempfile.mkdtemp(prefix="nvgemm_fusion_"), f"{name}.py")
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(source)
-        module_spec = importlib.util.spec_from_file_location(name, path)
-        module: ModuleType = importlib.util.module_from_spec(module_spec)
-        module_spec.loader.exec_module(module)
+        module, path = ModuleType(name), f"<{name}>"
+        linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+        exec(compile(source, path, "exec"), module.__dict__)
         sys.modules[name] = module
     return getattr(sys.modules[name], FUNCTION_NAME)
 

@@ -1,11 +1,11 @@
 """KernelStore: compiled kernels on disk, shared by any number of processes.
 
-A kernel is two files, `<key>.o` and `<key>.json`. The second is written last and holds the SHA-256 of the first: an
-object without it, or with another content, is not there. Both are written under a temporary name and renamed. An
+A kernel is two files, `<key>.so` and `<key>.json`. The second is written last and holds the SHA-256 of the first: a
+library without it, or with another content, is not there. Both are written under a temporary name and renamed. An
 entry that does not hold is dropped with a warning and compiled again.
 
-The objects together stay below a limit (`size_limit`): those that were not used for longest are removed, whoever made
-them. When an object was last used is the time of its last modification, which `find` sets. A ban is a file of its own,
+The libraries together stay below a limit (`size_limit`): those that were not used for longest are removed, whoever made
+them. When a library was last used is the time of its last modification, which `find` sets. A ban is a file of its own,
 `<key>.banned.json`, that nothing but `clear` removes and no `put` replaces: were it a matter of the description, it
 would be lost when another process removes the kernel, or compiles it, just then.
 """
@@ -94,7 +94,7 @@ class KernelStore:
         self._unscanned = math.inf  # bytes put here since this object last looked at the folder, which it never has
 
     def find(self, spec: KernelSpec) -> Path | Refusal | None:
-        """The object file of `spec`, if it is there and whole; or why it must not be used (see `ban`).
+        """The library of `spec`, if it is there and whole; or why it must not be used (see `ban`).
 
         Another process may remove the file at any time. Whoever loads it has to ask again when it is gone.
         """
@@ -112,7 +112,7 @@ class KernelStore:
                 with contextlib.suppress(OSError):  # on a disk that takes no writes, nothing is removed, either
                     os.utime(path)
                 return path
-            problem = "its object file has another content"
+            problem = "its library has another content"
         except FileNotFoundError:  # removed since we looked
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -143,13 +143,13 @@ class KernelStore:
     def temporary(self) -> Path:
         """A new empty file in the folder of the store, for `put`. Raises OSError when it cannot be made."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(suffix=".o.tmp", dir=self.directory)
+        descriptor, name = tempfile.mkstemp(suffix=".so.tmp", dir=self.directory)
         os.close(descriptor)
         return Path(name)
 
     def put(self, spec: KernelSpec, compiled: Path, facts: dict[str, Any]) -> Path:
-        """Moves `compiled` (from `temporary`) in as the object of `spec`, with `facts` beside it for people. Others are
-        removed when the limit asks for it.
+        """Moves `compiled` (from `temporary`) in as the library of `spec`, with `facts` beside it for people. Others
+        are removed when the limit asks for it.
 
         Raises OSError when the disk refuses.
         """
@@ -183,19 +183,19 @@ class KernelStore:
 
     def size(self) -> tuple[int, int]:
         """How many kernels there are, and their bytes. Raises OSError when the disk refuses."""
-        objects = self._objects()
-        return len(objects), sum(size for _, size, _ in objects)
+        libraries = self._libraries()
+        return len(libraries), sum(size for _, size, _ in libraries)
 
     def clear(self) -> int:
         """Removes all kernels and bans; returns how many there were. Raises OSError when the disk refuses."""
-        objects = list(self.directory.glob("*.o"))
-        # Descriptions first: without its own, an object is not there.
-        for path in (*self.directory.glob("*.json"), *self.directory.glob("*.lock"), *objects):
+        libraries = list(self.directory.glob("*.so"))
+        # Descriptions first: without its own, a library is not there.
+        for path in (*self.directory.glob("*.json"), *self.directory.glob("*.lock"), *libraries):
             path.unlink(missing_ok=True)
-        return len(objects)
+        return len(libraries)
 
     def _make_room(self, newest: Path) -> None:
-        """Removes the objects that were not used for longest, if there are too many, and what killed processes left.
+        """Removes the libraries that were not used for longest, if there are too many, and what killed processes left.
 
         `newest` stays, however small the limit is. A scan reads the whole folder. So it comes with the first put of a
         process (there may be no second one), and then only after a fixed share of the limit: the larger the folder may
@@ -210,29 +210,29 @@ class KernelStore:
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - STALE_AFTER_S:
                     path.unlink()
-        objects = self._objects()
-        total = sum(size for _, size, _ in objects)
+        libraries = self._libraries()
+        total = sum(size for _, size, _ in libraries)
         if limit is None or total <= limit:
             return
-        for _, size, path in sorted(objects):
+        for _, size, path in sorted(libraries):
             if total <= limit - limit // FREE_PART:
                 break
             # One that another process has removed meanwhile was counted, too.
             if path != newest and _remove(path):
                 total -= size
 
-    def _objects(self) -> list[tuple[int, int, Path]]:
-        """When each object was last used (in nanoseconds), its bytes and its path."""
-        objects = []
-        for path in self.directory.glob("*.o"):
+    def _libraries(self) -> list[tuple[int, int, Path]]:
+        """When each library was last used (in nanoseconds), its bytes and its path."""
+        libraries = []
+        for path in self.directory.glob("*.so"):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = path.stat()
-                objects.append((status.st_mtime_ns, status.st_size, path))
-        return objects
+                libraries.append((status.st_mtime_ns, status.st_size, path))
+        return libraries
 
     def _paths(self, key: str) -> tuple[Path, Path, Path]:
-        """An object, its description, and its ban."""
-        return self.directory / f"{key}.o", self.directory / f"{key}.json", self.directory / f"{key}.banned.json"
+        """A library, its description, and its ban."""
+        return self.directory / f"{key}.so", self.directory / f"{key}.json", self.directory / f"{key}.banned.json"
 
 
 def _ban_in(content: dict[str, Any]) -> Refusal:
@@ -240,9 +240,9 @@ def _ban_in(content: dict[str, Any]) -> Refusal:
 
 
 def _remove(path: Path) -> bool:
-    """Removes an object with its description, or says that it cannot be removed. One that is not there is no error."""
+    """Removes a library with its description, or says that it cannot be removed. One that is not there is no error."""
     try:
-        path.with_suffix(".json").unlink(missing_ok=True)  # first, since an object without it is not there
+        path.with_suffix(".json").unlink(missing_ok=True)  # first, since a library without it is not there
         path.unlink(missing_ok=True)
     except OSError:
         return False

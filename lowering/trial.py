@@ -20,7 +20,7 @@ from ..fusion.reasons import Reason, Refusal
 from .compiler import CompiledKernel
 from .store import KernelStore
 from .trial_worker import answer as answer_here
-from .worker import Message, Worker
+from .worker import Message, Worker, start
 
 logger = logging.getLogger("nvgemm_fusion")
 
@@ -56,7 +56,7 @@ class Trial:
             if self._is_alone:
                 return
             if self._worker is None or not self._worker.alive:
-                self._worker, self._is_ready = Worker(self._module, [str(self.device)]), False
+                self._worker, self._is_ready = start(self._module, [str(self.device)]), False
             self._end_in(UNUSED_S)
 
     def run(self, kernel: CompiledKernel, layouts: Sequence[Layout], store: KernelStore) -> Refusal | None:
@@ -73,7 +73,7 @@ class Trial:
             answer = self._ask(
                 {
                     "spec": kernel.spec.to_json(),
-                    "object": None if kernel.path is None else str(kernel.path),
+                    "library": None if kernel.path is None else str(kernel.path),
                     "layouts": layouts,
                 }
             )

@@ -1,7 +1,7 @@
 """Runs kernels in a process of its own: `python -m nvgemm_fusion.lowering.trial_worker cuda:0`.
 
     {}                                                     ->  {"ok": true} as soon as the GPU can be used
-    {"spec": {...}, "object": "....o", "layouts": [...]}   ->  {"ok": true}
+    {"spec": {...}, "library": "....so", "layouts": [...]}   ->  {"ok": true}
                                                             or {"ok": false, "reason": ..., "error": ...,
                                                                 "harmful": whether it must never run again}
 
@@ -65,8 +65,6 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # a launcher launches there
     ready = _used(device)
-    if ready["ok"]:
-        import cutlass.cute  # noqa: F401  the first trial is not to wait for it
     serve(lambda request: answer(request, device) if request else ready)
 
 
@@ -76,7 +74,7 @@ def answer(request: Message, device: torch.device) -> Message:
     if not before["ok"]:  # which is no fault of the kernel
         return {**before, "reason": Reason.NOT_MEASURED.value, "harmful": False}
     spec = KernelSpec.from_json(request["spec"])
-    path = None if request["object"] is None else Path(request["object"])
+    path = None if request["library"] is None else Path(request["library"])
     try:
         found = _tried(CompiledKernel(spec, path, 0.0), request["layouts"], device)
         return {"ok": True} if found is None else found

@@ -6,6 +6,8 @@ import functools
 import json
 import logging
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from nvgemm_fusion.fusion.ops import OPS, kind_of
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.lowering import compiler as compiler_module
+from nvgemm_fusion.lowering import worker as worker_module
 from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
 from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
 from nvgemm_fusion.lowering.providers import OPERATORS, QUACK
@@ -223,12 +226,71 @@ def test_no_room_on_disk_is_a_compile_error(lone_compiler, store, monkeypatch):
     assert refusal.reason is Reason.COMPILE_ERROR and "No space left" in refusal.detail
 
 
+def process_of(worker):
+    return worker._process.number
+
+
 def test_a_worker_that_dies_costs_its_candidate_alone(lone_compiler):
-    lone_compiler._give_back(lone_compiler._take())
-    lone_compiler._workers[0].kill()
+    worker = lone_compiler._take()
+    lone_compiler._give_back(worker)
+    threading.Timer(0.3, os.kill, (process_of(worker), signal.SIGKILL)).start()  # while it compiles
     refusal = lone_compiler.compile([spec_of()])[0]
-    assert isinstance(refusal, Refusal) and "process ended" in refusal.detail
+    assert isinstance(refusal, Refusal) and refusal.detail == "its process ended"
     assert_machine_code(lone_compiler.compile([spec_of()])[0])
+
+
+@pytest.mark.parametrize("dead", ["worker", "nursery"])
+def test_a_process_that_dies_while_nobody_asks_it_costs_nothing(dead, lone_compiler):
+    first, second = lone_compiler._take(), lone_compiler._take()
+    lone_compiler._give_back(first)
+    os.kill(process_of(first), signal.SIGKILL)
+    if dead == "nursery":
+        lone_compiler._nursery._process.kill()
+        lone_compiler._nursery._process.wait()
+    assert second.alive
+    lone_compiler._give_back(second)
+    time.sleep(0.1)
+    assert_machine_code(lone_compiler.compile([spec_of(), spec_of(b_major=Major.ROW)])[1])
+    lone_compiler._idle.clear()
+    assert_machine_code(lone_compiler.compile([spec_of(a_major=Major.COLUMN)])[0])
+
+
+@pytest.mark.parametrize("how", ["ends", "hangs"])
+def test_without_a_process_to_compile_in_there_is_a_reason(how, lone_compiler, monkeypatch):
+    monkeypatch.setattr(worker_module, "FORK_LIMIT_S", 0.5)
+    lone_compiler._nursery._module = {"ends": "no_such_module", "hangs": "this"}[how]
+    if how == "hangs":
+        monkeypatch.setattr(worker_module.sys, "executable", shutil.which("sleep"))
+        monkeypatch.setattr(lone_compiler._nursery, "_module", "60")
+    refusal = lone_compiler.compile([spec_of()])[0]
+    assert isinstance(refusal, Refusal) and "no process to compile in" in refusal.detail
+    monkeypatch.undo()
+    lone_compiler._nursery._module = "nvgemm_fusion.lowering.compile_worker"
+    assert_machine_code(lone_compiler.compile([spec_of()])[0])
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes() != b""  # which a process that has ended is without
+    except OSError:
+        return False
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    script = (
+        "from test_compile import *\n"
+        "compiler = KernelCompiler(KernelStore(), 1)\n"
+        "print(process_of(compiler._take()), compiler._nursery._process.pid)\n"
+        "sys.stdout.flush()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = {**os.environ, "NVGEMM_FUSION_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
+    run = functools.partial(subprocess.run, stdout=subprocess.PIPE, text=True, env=environment, timeout=300)
+    processes = run([sys.executable, "-c", script]).stdout.split()
+    deadline = time.monotonic() + 20
+    while any(is_running(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_worker_that_hangs_is_ended_and_its_candidate_banned(lone_compiler, monkeypatch):
@@ -251,7 +313,7 @@ def test_of_two_processes_that_want_a_kernel_one_compiles_it(tmp_path):
     seconds = sorted(float(process.communicate(timeout=300)[0]) for process in processes)
     assert seconds[0] == 0.0 < seconds[1]
     files = sorted(path.suffix for path in (tmp_path / "kernels").iterdir())
-    assert files == [".json", ".o"]
+    assert files == [".json", ".so"]
 
 
 def test_a_lock_that_is_not_to_be_had_holds_nobody_up(store, monkeypatch):
@@ -269,3 +331,11 @@ def test_a_lock_that_is_not_to_be_had_holds_nobody_up(store, monkeypatch):
     with store.lock("name", 10.0):
         pass
     assert not list(store.directory.glob("*.lock"))
+
+
+def test_what_was_prepared_is_told_once_with_its_seconds(lone_compiler):
+    lone_compiler.prepare(spec_of())
+    lone_compiler.prepare(spec_of())
+    prepared = lone_compiler.submit(spec_of()).result()
+    assert prepared.seconds > 0 and lone_compiler.submitted == 1
+    assert lone_compiler.submit(spec_of()).result() == CompiledKernel(spec_of(), prepared.path, 0.0)

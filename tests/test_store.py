@@ -166,7 +166,7 @@ def test_a_limit_beyond_all_numbers_is_a_limit(store, monkeypatch):
 def test_a_folder_of_ten_thousand_is_not_slow(store):
     store.directory.mkdir()
     for number in range(10_000):
-        (store.directory / f"{number:032x}.o").write_bytes(b"x" * 200)
+        (store.directory / f"{number:032x}.so").write_bytes(b"x" * 200)
         (store.directory / f"{number:032x}.json").write_bytes(b"{}")
     start = time.perf_counter()
     put(store, 0)
@@ -176,8 +176,8 @@ def test_a_folder_of_ten_thousand_is_not_slow(store):
 
 def test_a_burst_does_not_read_the_folder_each_time(store, monkeypatch):
     scans = []
-    objects = store._objects
-    monkeypatch.setattr(store, "_objects", lambda: scans.append(1) or objects())
+    libraries = store._libraries
+    monkeypatch.setattr(store, "_libraries", lambda: scans.append(1) or libraries())
     for number in range(500):
         put(store, number, 1000)
     assert len(scans) == 10  # with the first, and after each twentieth of the limit
@@ -191,7 +191,7 @@ def test_files_that_vanish_or_stay_are_no_error(store, monkeypatch):
     def unlink_but_not(path, missing_ok=False):
         if path.stem == spec_of(0).key:
             raise PermissionError(errno.EPERM, "Operation not permitted")
-        if path.suffix == ".o":
+        if path.suffix == ".so":
             unlink(path)  # another process was faster
         unlink(path, missing_ok=missing_ok)
 
@@ -269,8 +269,11 @@ def load(store, monkeypatch):
 
         def ask(self, request, limit_s):
             load.compiled += 1
-            Path(request["object"]).write_bytes(b"object")
+            Path(request["library"]).write_bytes(b"object")
             return {"ok": True, "seconds": 1.0}
+
+        def kill(self):
+            pass
 
     def load(bind):
         monkeypatch.setattr(launchers, "bind", bind)
@@ -279,7 +282,7 @@ def load(store, monkeypatch):
 
     load.compiled = 0
     compiler = KernelCompiler(store, workers=1)
-    monkeypatch.setattr(compiler, "_start", Worker)
+    monkeypatch.setattr(compiler._nursery, "worker", Worker)
     monkeypatch.setattr(launchers, "shared_compiler", lambda workers: compiler)
     yield load
     launchers.load_kernel.cache_clear()

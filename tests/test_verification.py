@@ -183,7 +183,7 @@ def test_a_kernel_that_is_wrong_is_never_compiled_or_used_again(tmp_path, monkey
     assert caplog.text.count("wrong result: quack 64x64") >= 1 and "torch computes" in caplog.text
     refusal = compiler.compile([spec()])[0]
     assert isinstance(refusal, Refusal) and refusal.reason is Reason.WRONG_RESULT and "instead of" in refusal.detail
-    assert not list(tmp_path.glob("kernels/*.o"))
+    assert not list(tmp_path.glob("kernels/*.so"))
     store.clear()
     assert store.find(spec()) is None
 
