@@ -61,6 +61,14 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
     return _timed(contest, entrants)
 
 
+def compile_ahead(contest: Contest) -> None:
+    """Starts the compilation of our candidates, long before `contenders` is called."""
+    compiler = shared_compiler(config.compile_threads)
+    for region in list(contest.programs)[: 1 if config.nvgemm_fusion_force else None]:
+        for entrant in _ours(contest, region):
+            compiler.prepare(entrant.call.spec)
+
+
 def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
     """Starts the compilation of our candidates, so that it runs while stock is timed; call the result to wait.
 
@@ -69,13 +77,7 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
     compiler = shared_compiler(config.compile_threads)
 
     def submit(region: Region | None) -> list[tuple[Contender, Future]]:
-        program, limit = contest.programs[region].program, config.nvgemm_max_profiling_configs
-        found = candidates(contest.gemm.problem, contest.target, program, limit)
-        if isinstance(found, Refusal):
-            contest.refusals.append(found)
-            return []
-        entrants = [our_contender(contest, region, candidate) for candidate in found]
-        return [(entrant, compiler.submit(entrant.call.spec)) for entrant in entrants]
+        return [(entrant, compiler.submit(entrant.call.spec)) for entrant in _ours(contest, region)]
 
     def wait(waiting: list[tuple[Contender, Future]]) -> list[Contender]:
         return [with_kernel(entrant, future.result()) for entrant, future in waiting]
@@ -93,6 +95,16 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
         return entrants
 
     return one_by_one
+
+
+def _ours(contest: Contest, region: Region | None) -> list[Contender]:
+    """Our candidates with `region` fused, not compiled yet."""
+    program, limit = contest.programs[region].program, config.nvgemm_max_profiling_configs
+    found = candidates(contest.gemm.problem, contest.target, program, limit)
+    if isinstance(found, Refusal):
+        contest.refusals.append(found)
+        return []
+    return [our_contender(contest, region, candidate) for candidate in found]
 
 
 def our_contender(contest: Contest, region: Region | None, candidate: Candidate) -> Contender:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import networkx
@@ -25,7 +25,7 @@ from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
 from . import tuning
-from .alternatives import contenders
+from .alternatives import compile_ahead, contenders
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
 from .contest import Contender, Contest
@@ -57,12 +57,14 @@ class FusionPass:
         if not nodes or not is_enabled():
             return nodes
         scheduler = nodes[0].scheduler
-        for gemm in [node for node in nodes if _has_candidates(node)]:
+        choices = {node: _take_out_candidates(node.node)[0] for node in nodes if _has_candidates(node)}
+        if len(choices) > 1:
+            _compile_ahead(choices, nodes)
+        for gemm, choice in choices.items():
             try:
-                nodes = _decide(gemm, nodes)
+                nodes = _decide(gemm, choice, nodes)
             except Exception:  # a compile must not fail because of us: this GEMM stays as stock would have it
                 logger.warning("left %s to Inductor", gemm.get_name(), exc_info=True)
-                _take_out_candidates(gemm.node)
         return scheduler.topological_sort_schedule(nodes)
 
 
@@ -84,38 +86,66 @@ def _take_out_candidates(buffer: ir.MultiTemplateBuffer) -> list[NvgemmChoice]:
     return ours
 
 
-def _decide(node: SchedulerNode, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
-    """Decides one GEMM, writes the decision down, and returns the nodes with it applied."""
-    buffer = node.node
-    choice = _take_out_candidates(buffer)[0]
-    target = target_of_graph()
-    gemm = Gemm.of(buffer.inputs, buffer.get_layout(), target, choice.alpha, choice.beta)
-    if not isinstance(target, Target) or not isinstance(gemm, Gemm):
-        refusal = gemm if isinstance(target, Target) else target
-        _write(node, None, (), None, (refusal,))
-        return nodes
+def _compile_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[BaseSchedulerNode]) -> None:
+    """Starts the compilation of what will compete for each GEMM, so that it runs while one after the other is decided.
 
+    Where a decision takes nodes that another GEMM could have had, some of it is in vain.
+    """
+    for gemm, choice in choices.items():
+        try:
+            found = _contest(gemm, choice, nodes)
+            if not isinstance(found, Refusal) and not (_is_kept() and tuning.is_known(found[0])):
+                compile_ahead(found[0])
+        except Exception:  # then they are compiled when it is decided
+            logger.warning("kernels for %s are not compiled ahead", gemm.get_name(), exc_info=True)
+
+
+def _is_kept() -> bool:
+    """Whether decisions are kept on disk."""
+    return config.nvgemm_fusion_cache and not config.nvgemm_fusion_force
+
+
+def _contest(
+    node: SchedulerNode, choice: NvgemmChoice, nodes: list[BaseSchedulerNode]
+) -> tuple[Contest, list[Refusal]] | Refusal:
+    """The contest for one GEMM, and why its regions are not larger."""
+    buffer, target = node.node, target_of_graph()
+    if not isinstance(target, Target):
+        return target
+    gemm = Gemm.of(buffer.inputs, buffer.get_layout(), target, choice.alpha, choice.beta)
+    if not isinstance(gemm, Gemm):
+        return gemm
     builder = ProgramBuilder()
     product = BufferAccess(buffer.get_name(), product_access(buffer.get_layout()))
     capture = RegionCapture(gemm.size, product, builder, gemm.start(builder))
     graph = draw(node.scheduler, nodes, gemm.size[0] * gemm.size[1], _refuser(capture, node))
     by_name = {n.get_name(): n for n in nodes}
     search = _as_exact(find_regions(graph, node.get_name()), graph, by_name)
-    contest = Contest(node, gemm, target, capture, graph, search.regions, by_name, choice)
-    kept = config.nvgemm_fusion_cache and not config.nvgemm_fusion_force
-    winner = tuning.recall(contest) if kept else None
+    return Contest(node, gemm, target, capture, graph, search.regions, by_name, choice), search.refusals
+
+
+def _decide(
+    node: SchedulerNode, choice: NvgemmChoice, nodes: list[BaseSchedulerNode]
+) -> list[BaseSchedulerNode]:
+    """Decides one GEMM, writes the decision down, and returns the nodes with it applied."""
+    found = _contest(node, choice, nodes)
+    if isinstance(found, Refusal):
+        _write(node, None, (), None, (found,))
+        return nodes
+    contest, outside = found
+    winner = tuning.recall(contest) if _is_kept() else None
     entrants = contenders(contest) if winner is None else [winner]
     if not isinstance(entrants, list):
-        _write(node, gemm, (), None, (*search.refusals, entrants))
+        _write(node, contest.gemm, (), None, (*outside, entrants))
         return nodes
     explained, chosen = (entrants[0].alternative,), 0
     if winner is None:
         explained, chosen = choose([entrant.alternative for entrant in entrants], force=config.nvgemm_fusion_force)
-    refusals = (*search.refusals, *contest.refusals)
-    decision = _write(node, gemm, explained, chosen, refusals, contest, from_cache=winner is not None)
+    refusals = (*outside, *contest.refusals)
+    decision = _write(node, contest.gemm, explained, chosen, refusals, contest, from_cache=winner is not None)
     if chosen is None:
         return nodes
-    if kept and winner is None:
+    if _is_kept() and winner is None:
         tuning.keep(contest, entrants[chosen], decision)
     return _apply(entrants[chosen], contest, nodes)
 

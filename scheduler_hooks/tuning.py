@@ -23,13 +23,18 @@ from .contest import Contender, Contest
 logger = logging.getLogger("nvgemm_fusion")
 
 
+def is_known(contest: Contest) -> bool:
+    """Whether the same contest is in the store, decided under the same conditions."""
+    return _found(contest) is not None
+
+
 def recall(contest: Contest) -> Contender | None:
     """The winner of the same contest in the store, ready to be applied; None when it has to be held.
 
     That is also so when the entry names a choice that is not here, or a kernel that is not legal or does not compile.
     """
-    entry = tuning.TuningStore().find(_described(contest))
-    if entry is None or entry.misfit(versions(), contest.target.name) is not None:
+    entry = _found(contest)
+    if entry is None:
         return None
     winner = entry.winner
     regions = list(contest.programs)
@@ -40,6 +45,11 @@ def recall(contest: Contest) -> Contender | None:
     if entrant is None or entrant.alternative.status is Status.FAILED:
         return None
     return replace(entrant, alternative=replace(entrant.alternative, timing=Timing(winner.us, winner.spread)))
+
+
+def _found(contest: Contest) -> tuning.TuningEntry | None:
+    entry = tuning.TuningStore().find(_described(contest))
+    return entry if entry is not None and entry.misfit(versions(), contest.target.name) is None else None
 
 
 def keep(contest: Contest, winner: Contender, decision: Decision) -> None:
