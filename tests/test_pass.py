@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def test_any_list_of_backends_will_do(h200, inductor_config, decisions, backends
 def test_the_generated_module_is_valid_python(h200):
     torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b)))(X, W, BIAS)
     compile(h200.code[-1], "generated", "exec")
+
+
+@pytest.mark.parametrize("shape", [(1,), (128,), (64, 1), (64, 128)], ids=str)
+def test_what_a_kernel_reads_is_there_until_it_is_called(h200, inductor_config, shape):
+    """Also a bias of one element, which Inductor expands for its templates and hands to ATen as it is."""
+    with inductor_config.patch(nvgemm_fusion_force=True, max_autotune_gemm_backends="ATEN"):
+        torch.compile(lambda x, w, o: F.linear(x, w) + (o >> 8).to(BF16))(X, W, torch.ones(shape, dtype=torch.int32))
+    before, _, call = h200.code[-1].partition("def call")[2].partition("    nvgemm_")
+    buffers = re.findall(r"\bbuf\d+", call.splitlines()[0])
+    assert len(buffers) == 2 and not [name for name in buffers if f"del {name}" in before]
 
 
 def test_the_same_kernel_is_loaded_once(h200, inductor_config):
