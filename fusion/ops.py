@@ -6,8 +6,9 @@ kernel, and `docs/operations.md` is written from both; a test fails when a row h
 
 What an op computes is what Inductor's own Triton kernels compute (`torch/_inductor/codegen/triton.py`): `maximum`,
 `minimum` and `relu` let a NaN through, `round` goes to even, `sign` of a NaN is 0, `remainder` has the sign of the
-divisor and `fmod` that of the dividend. Where Triton leaves a result undefined (an integer divided by 0, a shift by
-more bits than there are) it is defined here, since neither a test nor a GPU may stumble over it.
+divisor and `fmod` that of the dividend. Which of two zeros is the larger is left open, since it is another one from
+torch 2.15 on (there the positive, before that the second). Where Triton leaves a result undefined (an integer divided
+by 0, a shift by more bits than there are) it is defined here, since neither a test nor a GPU may stumble over it.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
     from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar, TileLoad
 
     _allow_tf32(spec)
+    _want_two_stages()
     # Only the launch needs the number, but the library asks the driver for it while it builds its launch plan.
     quack.gemm_runtime.host.get_max_active_clusters = lambda cluster_size: spec.max_active_clusters
 
@@ -128,6 +129,26 @@ def _compile_quack(spec: KernelSpec) -> Any:
             _launch=False,
         )
     return plan.compiled_fn
+
+
+@functools.lru_cache(maxsize=None)
+def _want_two_stages() -> None:
+    """Has QuACK refuse a kernel for SM90 whose epilogue leaves shared memory for only one stage of A and B.
+
+    It waits for itself: its loads for the next step along K wait until the stage is free, which it is only after the
+    product of the next step has begun. Of 116 TF32 kernels on an H200, the ten with one stage hung, and no other.
+    """
+    from quack.gemm_sm90 import GemmSm90
+
+    settle = GemmSm90._setup_attributes
+
+    @functools.wraps(settle)
+    def checked(gemm: Any, *arguments: Any) -> None:
+        settle(gemm, *arguments)
+        if gemm.ab_stage < 2:
+            raise ValueError("the epilogue leaves no room for two stages of A and B")
+
+    GemmSm90._setup_attributes = checked
 
 
 def _allow_tf32(spec: KernelSpec) -> None:

@@ -114,8 +114,8 @@ def our_contender(contest: Contest, region: Region | None, candidate: Candidate)
     alternative = _alternative(contest, Backend.NVGEMM, str(candidate), region)
     if not captured.program.is_identity:
         alternative = replace(alternative, epilogue=captured.program.digest)
-    # Of what the template buffer reads. ATen's choices, and so our candidates while it is lowered, may read less: a bias
-    # that nothing has expanded. From the inputs of what is chosen Inductor learns which buffers are still needed.
+    # Of what the template buffer reads: ATen's choices, and so our candidates while it is lowered, may read a bias that
+    # nothing has expanded. From the inputs of what is chosen Inductor learns which buffers are still needed.
     choice = NvgemmChoice(candidate, contest.node.node.inputs, choice.layout, choice.alpha, choice.beta)
     return Contender(alternative, region, choice, KernelCall(spec, contest.gemm, captured))
 

@@ -40,6 +40,7 @@ def inductor_config():
         nvgemm_epilogue_fusion=True,
         nvgemm_fusion_cache=False,
         nvgemm_max_profiling_configs=2,
+        fx_graph_cache=False,  # a graph that another run has compiled is not decided again
         shape_padding=False,  # whether it pays is measured, so what a graph looks like would change from run to run
     ):
         yield config

@@ -434,9 +434,12 @@ def test_on_a_gpu_times_are_measured_and_the_same_again_is_no_failure(write_suit
         "x, w, b = torch.randn(4096, 4096), torch.randn(8192, 4096) / 64, torch.randn(8192)",
         "yield 'gelu', lambda x, w, b: F.gelu(F.linear(x, w, b)), (x.bfloat16(), w.bfloat16(), b.bfloat16())",
     )
-    recorded = regression.record(baseline, path)
+    for _ in range(5):  # beside other tests on the same GPU, times may vary too much to decide anything
+        recorded = regression.record(baseline, path)
+        ((gemm,),) = recorded.decisions.graphs.values()
+        if gemm.ratio is not None:
+            break
     assert not recorded.faults and recorded.compared == {"gelu"} and recorded.decisions.times == "measured"
-    ((gemm,),) = recorded.decisions.graphs.values()
     assert 0 < gemm.ratio.value <= 1
     report = regression.check(baseline, path)
     assert not report.failed, messages(report)
