@@ -3,10 +3,10 @@
     python -m nvgemm_fusion.bench.compile_time [OUTPUT] [--rounds N]   (default: bench/results/h200-compile-time.json)
 
 Each time is that of the first call of a compiled function in a process of its own, once torch has made its CUDA
-context. "cold": nothing is on disk. "warm": what a cold process left is, with Inductor's graphs. "changed": the same
-with Inductor's cache of whole graphs switched off, as when something else in the graph has changed: it is lowered anew,
-but what was measured for its GEMMs counts. Off and on take turns; medians. All GPUs of the machine are
-used, one for each graph.
+context. "cold": nothing is on disk but Python's bytecode, as after an installation. "warm": what a cold process left
+is, with Inductor's graphs. "changed": the same with Inductor's cache of whole graphs switched off, as when something
+else in the graph has changed: it is lowered anew, but what was measured for its GEMMs counts. Off and on take turns;
+medians. All GPUs of the machine are used, one for each graph.
 """
 
 from __future__ import annotations
@@ -66,11 +66,15 @@ def measure(task: tuple[str, int]) -> dict[str, Any]:
     """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
     graph, rounds = task
     seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
-    for number in range(rounds):
-        for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
+    with tempfile.TemporaryDirectory() as bytecode:
+        for setting in SETTINGS:  # the first processes write it, and are not measured
             with tempfile.TemporaryDirectory() as folder:
-                for state in STATES:
-                    seconds[state][setting].append(_in_a_process(graph, setting, state, folder))
+                _in_a_process(GRAPHS[0], setting, "cold", folder, bytecode)
+        for number in range(rounds):
+            for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
+                with tempfile.TemporaryDirectory() as folder:
+                    for state in STATES:
+                        seconds[state][setting].append(_in_a_process(graph, setting, state, folder, bytecode))
     return {"graph": graph, **{state: _compared(seconds[state]) for state in STATES}}
 
 
@@ -86,9 +90,11 @@ def once(graph: str, setting: str, state: str) -> float:
         return time.perf_counter() - started
 
 
-def _in_a_process(graph: str, setting: str, state: str, folder: str) -> float:
-    """`once` in a new process, whose caches are in `folder`."""
+def _in_a_process(graph: str, setting: str, state: str, folder: str, bytecode: str) -> float:
+    """`once` in a new process, whose caches are in `folder`, and whose modules' bytecode is in `bytecode`."""
     caches = {
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": bytecode,
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "NVGEMM_FUSION_CACHE_DIR": f"{folder}/kernels",

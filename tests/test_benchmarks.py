@@ -118,9 +118,11 @@ def test_the_constants_are_where_the_fit_leaves_them():
 def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypatch):
     turns = []
 
-    def in_a_process(graph, setting, state, folder):
+    def in_a_process(graph, setting, state, folder, bytecode):
+        assert os.path.isdir(folder) and os.path.isdir(bytecode)
+        if graph == compile_time.GRAPHS[0]:  # writes the bytecode
+            return 1000.0
         turns.append((setting, state))
-        assert os.path.isdir(folder)
         late = 100.0 if turns.count((setting, state)) == 1 else 0.0  # the first time of each, which a median ignores
         return {"cold": 10.0, "warm": 2.0, "changed": 4.0}[state] * {"off": 1.0, "on": 1.25}[setting] + late
 
