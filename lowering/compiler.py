@@ -8,6 +8,7 @@ in time, costs this one, and is replaced with the next request.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import random
 import threading
@@ -58,6 +59,12 @@ class KernelCompiler:
         self.submitted = 0
         self.finished = 0
         atexit.register(self.close)
+
+    def expect(self, spec: KernelSpec) -> None:
+        """Starts the imports of the compilers, which take seconds, when `spec` is not in the store."""
+        if self._find(spec) is None:
+            with contextlib.suppress(OSError):  # which is a reason when something is to be compiled
+                self._nursery.start()
 
     def prepare(self, spec: KernelSpec) -> None:
         """Compiles `spec` for a later `submit`, whose answer then says how long that took."""

@@ -103,7 +103,8 @@ def serve(answer: Answering, connection: socket.socket | None = None) -> None:
 class Nursery:
     """Forks workers from one process that runs `python -m module`, where `serve_forks` is called.
 
-    The process is started with the first worker, and again where it is gone. Safe to use from several threads.
+    The process is started with the first worker, if not before, and again where it is gone. Safe to use from several
+    threads.
     """
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
@@ -112,13 +113,16 @@ class Nursery:
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
 
+    def start(self) -> None:
+        """Starts the process, if there is none, without waiting for its imports. Raises OSError where it cannot."""
+        with self._lock:
+            self._start()
+
     def worker(self) -> Worker:
         """A new worker, once the process has its imports. Raises OSError when there is none after FORK_LIMIT_S."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
-            if self._process is None or self._process.poll() is not None:
-                self._connection, self._process = _run(self._module, (), self._environment)
-                self._connection.settimeout(FORK_LIMIT_S)
+            self._start()
             try:
                 socket.send_fds(self._connection, [b"+"], [theirs.fileno()])
                 number = int.from_bytes(self._connection.recv(NUMBER_BYTES), "big")
@@ -129,6 +133,11 @@ class Nursery:
                 self._process.wait()  # the next worker is another one's
                 raise
         return Worker(ours, _Forked(number))
+
+    def _start(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._connection, self._process = _run(self._module, (), self._environment)
+            self._connection.settimeout(FORK_LIMIT_S)
 
     def close(self) -> None:
         """Ends the process; the workers go on."""

@@ -49,16 +49,16 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
         return contest.refusals[-1]
     compiling = _start_compiling(contest)
     if current_virtual_device() is not None:
-        stock = _modelled_stock(contest)
-    else:
-        shared_trial(contest.node.get_device()).prepare()
-        stock = _stock(contest)
-        if not isinstance(stock, list):
-            return stock
-    entrants = stock + compiling()
-    if current_virtual_device() is not None:
-        return [_with_modelled_time(contest, entrant) for entrant in entrants]
-    return _timed(contest, entrants)
+        return [_with_modelled_time(contest, entrant) for entrant in _modelled_stock(contest) + compiling()]
+    device = contest.node.get_device()
+    shared_trial(device).prepare()
+    stock = _stock(contest)
+    if not isinstance(stock, list):
+        return stock
+    workload = Workload(contest)
+    with torch.cuda.device(device):
+        workload.prepare(stock)
+    return _timed(workload, device, stock + compiling())
 
 
 def compile_ahead(contest: Contest) -> None:
@@ -237,10 +237,9 @@ def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Cont
     return entrant if found is None else with_kernel(entrant, found)
 
 
-def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Refusal:
-    """The entrants with the stopwatch's times, on the GPU of the GEMM; one that does not run, or not right, says why.
-    Refused when there is no room to time anything."""
-    device = contest.node.get_device()
+def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) -> list[Contender] | Refusal:
+    """The entrants with the stopwatch's times on `device`; one that does not run, or not right, says why. Refused when
+    there is no room to time anything."""
     store = shared_compiler(config.compile_threads).store
     with _turn(device, store), torch.cuda.device(device):
         entrants = [_tried(entrant, device, store) for entrant in entrants]
@@ -248,11 +247,11 @@ def _timed(contest: Contest, entrants: list[Contender]) -> list[Contender] | Ref
             stopwatch = Stopwatch(budget_ms=config.nvgemm_fusion_benchmark_ms)
         except torch.OutOfMemoryError:
             return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
-        workload = Workload(contest)
         runs = workload.runs(entrants)
         results = stopwatch.time([run if callable(run) else None for run in runs])
         refusals = [run if isinstance(run, Refusal) else None for run in runs]
-        del runs, stopwatch, workload
+        del runs, stopwatch
+        workload.release()
         torch.cuda.empty_cache()  # gives back the room that was needed
     timed = []
     for entrant, refusal, result in zip(entrants, refusals, results):

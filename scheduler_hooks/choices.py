@@ -23,7 +23,8 @@ from ..fusion.decision import Decision, NodeOrigin
 from ..fusion.program import ProgramBuilder, Store
 from ..fusion.reasons import Reason, Refusal
 from ..lowering.candidates import candidates
-from ..lowering.kernel import Candidate
+from ..lowering.compiler import shared_compiler
+from ..lowering.kernel import Candidate, KernelSpec
 from ..lowering.packages import missing_packages
 from ..lowering.targets import Target, current_target
 from .gemm import Gemm
@@ -131,14 +132,18 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
         _log_refusal(node, Refusal(Reason.SYMBOLIC_SHAPE, "alpha or beta"))
         return choices
     target = target_of_graph()
-    found = Gemm.of(inputs, layout, target, alpha, beta) if isinstance(target, Target) else target
-    if isinstance(found, Gemm):
-        builder = ProgramBuilder()
-        program, _ = builder.build([Store(found.start(builder), layout.dtype)])
-        found = candidates(found.problem, target, program, config.nvgemm_max_profiling_configs)
+    gemm = Gemm.of(inputs, layout, target, alpha, beta) if isinstance(target, Target) else target
+    if isinstance(gemm, Refusal):
+        _log_refusal(node, gemm)
+        return choices
+    builder = ProgramBuilder()
+    program, _ = builder.build([Store(gemm.start(builder), layout.dtype)])
+    found = candidates(gemm.problem, target, program, config.nvgemm_max_profiling_configs)
     if isinstance(found, Refusal):
         _log_refusal(node, found)
         return choices
+    # The best competes in any case, with nothing fused. Where it is missing, there will be something to compile.
+    shared_compiler(config.compile_threads).expect(KernelSpec.of(gemm.problem, found[0], program, target))
     return [*choices, *(NvgemmChoice(candidate, inputs, layout, alpha, beta) for candidate in found)]
 
 

@@ -30,12 +30,21 @@ Making = Callable[[], Run]
 
 
 class Workload:
-    """Builds what the stopwatch runs. Tensors are allocated as entrants need them and freed with this object."""
+    """Builds what the stopwatch runs. Tensors are allocated as entrants need them, and freed by `release`."""
 
     def __init__(self, contest: Contest) -> None:
         self.contest = contest
         self._buffers: dict[str, torch.Tensor] = {}
         self._making: dict[tuple[str, ...], Making] = {}
+
+    def prepare(self, entrants: Sequence[Contender]) -> None:
+        """Starts the compilation of Inductor's kernels for `entrants`, long before `runs` waits for it."""
+        for entrant in entrants:
+            self._start(entrant)
+
+    def release(self) -> None:
+        """Frees the tensors, as far as nothing else holds them."""
+        self._buffers.clear()
 
     def runs(self, entrants: Sequence[Contender]) -> list[Run | Refusal]:
         """Each entrant as a function, or why it cannot be one (a kernel that does not load). Inductor's kernels for all

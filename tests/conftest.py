@@ -70,9 +70,12 @@ def instant_kernels(monkeypatch):
     from concurrent.futures import Future
 
     from nvgemm_fusion.lowering.compiler import CompiledKernel
-    from nvgemm_fusion.scheduler_hooks import alternatives
+    from nvgemm_fusion.scheduler_hooks import alternatives, choices
 
     class InstantCompiler:
+        def expect(self, spec):
+            pass
+
         def prepare(self, spec):
             pass
 
@@ -82,7 +85,8 @@ def instant_kernels(monkeypatch):
             return future
 
     compiler = InstantCompiler()
-    monkeypatch.setattr(alternatives, "shared_compiler", lambda workers: compiler)
+    for module in (alternatives, choices):
+        monkeypatch.setattr(module, "shared_compiler", lambda workers: compiler)
 
 
 @pytest.fixture

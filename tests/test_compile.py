@@ -339,3 +339,15 @@ def test_what_was_prepared_is_told_once_with_its_seconds(lone_compiler):
     prepared = lone_compiler.submit(spec_of()).result()
     assert prepared.seconds > 0 and lone_compiler.submitted == 1
     assert lone_compiler.submit(spec_of()).result() == CompiledKernel(spec_of(), prepared.path, 0.0)
+
+
+def test_the_compilers_are_imported_early_where_something_is_missing(lone_compiler):
+    lone_compiler.expect(spec_of())
+    process = lone_compiler._nursery._process
+    assert process.poll() is None and isinstance(lone_compiler.compile([spec_of()])[0], CompiledKernel)
+    assert lone_compiler._nursery._process is process
+    lone_compiler._nursery._process = None
+    lone_compiler.expect(spec_of())
+    assert lone_compiler._nursery._process is None
+    process.kill()
+    process.wait()

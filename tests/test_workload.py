@@ -65,6 +65,13 @@ def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events):
     assert events == [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
 
 
+def test_what_was_prepared_is_not_compiled_again(made_up, events):
+    made_up.prepare([stock("mm")])
+    assert events == [("compile", "a"), ("compile", "b")]
+    made_up.runs([stock("mm"), stock("bmm"), stock("mm", region="ab")])
+    assert [what for what in events if what[0] == "compile"] == [("compile", name) for name in "abc"]
+
+
 def test_who_fails_is_out_and_the_others_go_on(made_up, events):
     refused = Refusal(Reason.COMPILE_ERROR, "no room")
     out = Contender(Alternative(Backend.NVGEMM, "quack", status=Status.FAILED, refusal=refused), None, None)
