@@ -2,6 +2,7 @@
 
     targets         the GPUs that kernels are compiled for
     kernel          Candidate: one kernel configuration; KernelSpec: all that a compiled kernel depends on
+    shared_memory   how many stages of A and B there is room for beside an epilogue
     spaces          which configurations the kernels of each architecture have
     occupancy       how long a configuration takes, from how it fills the machine
     heuristics      what nvMatmulHeuristics recommends

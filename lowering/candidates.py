@@ -41,14 +41,14 @@ def candidates(
         if (problem.a_major, problem.b_major) != (Major.ROW, Major.COLUMN):
             return Refusal(Reason.LAYOUT, "TF32 reads A and B along K only: A has to be row-major, B column-major")
     model = model_of(target)
-    ranked = sorted(_quack(problem, space), key=lambda candidate: model.us(problem, candidate, program))
+    ranked = sorted(_quack(problem, space, program), key=lambda candidate: model.us(problem, candidate, program))
     plain = sorted(_operators(problem, space), key=lambda candidate: model.us(problem, candidate, program))
     plain = plain if program.is_identity and problem.dtype != torch.float32 else []
     if limit is None:
         return ranked + plain or Refusal(Reason.NO_CANDIDATE)
     plain = plain[: limit // 3]
     chosen = one_of_a_kind(ranked)[: limit - len(plain)]
-    second_opinion = next(_rated(problem, target, space), None)
+    second_opinion = next(_rated(problem, target, space, program), None)
     if second_opinion is not None and second_opinion not in chosen and len(chosen) > 2:
         chosen[-1] = second_opinion
     return chosen + plain or Refusal(Reason.NO_CANDIDATE)
@@ -63,23 +63,23 @@ def one_of_a_kind(ranked: list[Candidate]) -> list[Candidate]:
     return list(kinds.values())
 
 
-def _rated(problem: Problem, target: Target, space: Space) -> Iterator[Candidate]:
+def _rated(problem: Problem, target: Target, space: Space, program: EpilogueProgram) -> Iterator[Candidate]:
     """QuACK's kernels for what nvMatmulHeuristics recommends, in its order (clusters of four have lost each time)."""
     for estimate in estimates(problem, target):
         cluster = estimate.cluster_m, estimate.cluster_n
         for pingpong in space.pingpong:
             candidate = Candidate(QUACK, estimate.tile_m, estimate.tile_n, *cluster, pingpong)
-            if cluster in space.clusters and space.has(candidate, problem.dtype) and _fits(candidate, problem, space):
+            if cluster in space.clusters and _is_legal(candidate, problem, space, program):
                 yield candidate
 
 
-def _quack(problem: Problem, space: Space) -> Iterator[Candidate]:
-    """Every legal configuration of QuACK that fits the problem."""
+def _quack(problem: Problem, space: Space, program: EpilogueProgram) -> Iterator[Candidate]:
+    """Every legal configuration of QuACK."""
     for tile_m, tile_n, cluster, pingpong, swap_ab in itertools.product(
         space.tiles_m, space.tiles_n, space.clusters, space.pingpong, (False, True)
     ):
         candidate = Candidate(QUACK, tile_m, tile_n, *cluster, pingpong, swap_ab)
-        if space.has(candidate, problem.dtype) and _fits(candidate, problem, space):
+        if _is_legal(candidate, problem, space, program):
             yield candidate
 
 
@@ -91,6 +91,13 @@ def _operators(problem: Problem, space: Space) -> Iterator[Candidate]:
         candidate = Candidate(OPERATORS, tile_m, tile_n, *cluster)
         if _fits(candidate, problem, space):
             yield candidate
+
+
+def _is_legal(candidate: Candidate, problem: Problem, space: Space, program: EpilogueProgram) -> bool:
+    """Whether QuACK has a kernel `candidate` that fits the problem, and has room for the epilogue."""
+    if not space.has(candidate, problem.dtype) or not _fits(candidate, problem, space):
+        return False
+    return space.has_room is None or space.has_room(candidate, program)
 
 
 def _fits(candidate: Candidate, problem: Problem, space: Space) -> bool:

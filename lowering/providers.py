@@ -33,6 +33,7 @@ from ..fusion.program import Major, OperandKind
 from .emit import CARRIERS, FUNCTION_NAME, carrier, emit, operand_name, store_name
 from .kernel import KernelSpec
 from .library import EXPORTED_NAME, link
+from .shared_memory import LEAST_STAGES
 from .spaces import SPACES
 
 QUACK = "quack"
@@ -135,8 +136,7 @@ def _compile_quack(spec: KernelSpec) -> Any:
 def _want_two_stages() -> None:
     """Has QuACK refuse a kernel for SM90 whose epilogue leaves shared memory for only one stage of A and B.
 
-    It waits for itself: its loads for the next step along K wait until the stage is free, which it is only after the
-    product of the next step has begun. Of 116 TF32 kernels on an H200, the ten with one stage hung, and no other.
+    Such kernels hang. `candidates` leaves them out by a count of its own (`shared_memory`); this is the library's.
     """
     from quack.gemm_sm90 import GemmSm90
 
@@ -145,7 +145,7 @@ def _want_two_stages() -> None:
     @functools.wraps(settle)
     def checked(gemm: Any, *arguments: Any) -> None:
         settle(gemm, *arguments)
-        if gemm.ab_stage < 2:
+        if gemm.ab_stage < LEAST_STAGES:
             raise ValueError("the epilogue leaves no room for two stages of A and B")
 
     GemmSm90._setup_attributes = checked

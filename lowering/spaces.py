@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..fusion.program import EpilogueProgram
+from . import shared_memory
 from .kernel import Candidate
 
 _ACCUMULATOR_REGISTERS = 208
@@ -32,6 +34,7 @@ class Space:
     tiles_m, tiles_n: rows and columns of a block's tile. clusters: (m, n) blocks that share loads. pingpong: whether
     two warp groups take turns on tiles. vendor_tiles_m, vendor_tiles_n and vendor_clusters: the grid of the plain
     kernels of the Operator API. has_tf32: which of them float32 operands have, too; None where those have no kernel.
+    has_room: whether an epilogue fits into shared memory; None where the compiler alone knows.
     dynamic: tiles are handed to blocks by the hardware (cluster launch control), not by a stride.
     paired: with an even cluster_m, two blocks compute one tile of twice the rows, which is how the library counts it.
     lanes: accumulator elements that an epilogue function gets at a time, as a tuple where there are two.
@@ -47,6 +50,7 @@ class Space:
     vendor_tiles_n: tuple[int, ...] = ()
     vendor_clusters: tuple[tuple[int, int], ...] = ()
     has_tf32: Callable[[Candidate], bool] | None = None
+    has_room: Callable[[Candidate, EpilogueProgram], bool] | None = None
     dynamic: bool = False
     paired: bool = False
     lanes: int = 1
@@ -115,6 +119,7 @@ SPACES = {
         vendor_tiles_n=(64, 128, 256),
         vendor_clusters=((1, 1), (2, 1), (1, 2), (2, 2)),
         has_tf32=_tf32_on_sm90,
+        has_room=shared_memory.has_room,
     ),
     "sm_100a": Space(
         tiles_m=(64, 128),

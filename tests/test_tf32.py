@@ -194,7 +194,7 @@ def test_both_operands_are_contiguous_along_k(a_major, b_major):
 def test_what_aborts_the_compiler_is_not_in_the_space():
     """All others were compiled, 348 of them, which takes minutes."""
     space = SPACES["sm_90a"]
-    found = candidates(problem(4096, 4096, 4096), H200, everything(F32), None)
+    found = candidates(problem(4096, 4096, 4096), H200, relu(), None)
     assert len(found) == 348 and not [c for c in found if c.tile_n in (48, 80, 112, 208)]
     assert [space.has(Candidate(QUACK, 192, 128, pingpong=p), d) for p in (False, True) for d in (F32, BF16)] == [
         False, True, True, True
@@ -263,7 +263,7 @@ def test_kernels_compile(compiler, candidate):
 
 
 def test_a_kernel_that_would_wait_for_itself_is_refused(compiler):
-    """One that has a single stage for A and B beside what the epilogue needs: see `providers`."""
+    """One that has a single stage for A and B beside what the epilogue needs: see `shared_memory`."""
     candidate = Candidate(QUACK, 128, 256, 2, 1)
     refusal, small = compiler.compile([spec_of(candidate, everything(F32)), spec_of(candidate, relu())])
     assert isinstance(refusal, Refusal) and "no room for two stages of A and B" in refusal.detail
@@ -360,9 +360,7 @@ def test_every_tile_and_schedule_is_right(compiler):
     found = candidates(problem(4096, 4096, 4096), H200, program, None)
     kinds = {(c.tile_m, c.tile_n, c.pingpong, c.swap_ab): c for c in found}  # each with one of its clusters
     kernels = compiler.compile([spec_of(candidate, program) for candidate in kinds.values()])
-    refused = [str(refusal) for refusal in kernels if isinstance(refusal, Refusal)]
-    assert len(refused) <= 10
-    wrong = [refusal for refusal in refused if "no room for two stages" not in refusal]
+    wrong = [str(refusal) for refusal in kernels if isinstance(refusal, Refusal)]
     for m, n, k in ((512, 1024, 512), (1000, 1000, 1000), (17, 264, 72)):
         a, w, row, tile = inputs_of(m, n, k, device="cuda")
         column = torch.randn(m, device="cuda")
