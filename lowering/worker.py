@@ -50,9 +50,12 @@ class Worker:
         """Whether the process was there a moment ago. Not while it is being asked."""
         if self._is_killed:
             return False
-        with contextlib.suppress(BlockingIOError):
+        try:
             return self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        return True  # nothing to be read, not even the end
+        except BlockingIOError:  # nothing to be read, not even the end
+            return True
+        except OSError:
+            return False
 
     def ask(self, request: Message, limit_s: float) -> Message:
         """The answer. When the process dies instead, or is killed after `limit_s`: {"ok": False, "error": ...,

@@ -50,15 +50,11 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
     compiling = _start_compiling(contest)
     if current_virtual_device() is not None:
         return [_with_modelled_time(contest, entrant) for entrant in _modelled_stock(contest) + compiling()]
-    device = contest.node.get_device()
-    shared_trial(device).prepare()
-    stock = _stock(contest)
-    if not isinstance(stock, list):
-        return stock
-    workload = Workload(contest)
-    with torch.cuda.device(device):
-        workload.prepare(stock)
-    return _timed(workload, device, stock + compiling())
+    prepared = _prepared_stock(contest)
+    if isinstance(prepared, Refusal):
+        return prepared
+    stock, workload = prepared
+    return _timed(workload, contest.node.get_device(), stock + compiling())
 
 
 def compile_ahead(contest: Contest) -> None:
@@ -67,6 +63,26 @@ def compile_ahead(contest: Contest) -> None:
     for region in list(contest.programs)[: 1 if config.nvgemm_fusion_force else None]:
         for entrant in _ours(contest, region):
             compiler.prepare(entrant.call.spec)
+
+
+def compile_stock_ahead(contest: Contest) -> None:
+    """Starts the compilation of Inductor's kernels, long before `contenders` is called: that compiles the same ones,
+    and finds them in Inductor's caches. First Inductor times its choices, as it would then."""
+    if contest.programs and current_virtual_device() is None:
+        _prepared_stock(contest)
+
+
+def _prepared_stock(contest: Contest) -> tuple[list[Contender], Workload] | Refusal:
+    """Stock's entrants, and the workload in which their kernels are being compiled."""
+    device = contest.node.get_device()
+    shared_trial(device).prepare()
+    stock = _stock(contest)
+    if isinstance(stock, Refusal):
+        return stock
+    workload = Workload(contest)
+    with torch.cuda.device(device):
+        workload.prepare(stock)
+    return stock, workload
 
 
 def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:

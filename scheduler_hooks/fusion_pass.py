@@ -8,9 +8,10 @@ a user has set. So a user may set a pass at any time, and finds it as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import networkx
@@ -25,7 +26,7 @@ from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
 from . import tuning
-from .alternatives import compile_ahead, contenders
+from .alternatives import compile_ahead, compile_stock_ahead, contenders
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
 from .contest import Contender, Contest
@@ -59,7 +60,7 @@ class FusionPass:
         scheduler = nodes[0].scheduler
         choices = {node: _take_out_candidates(node.node)[0] for node in nodes if _has_candidates(node)}
         if len(choices) > 1:
-            _compile_ahead(choices, nodes)
+            _start_ahead(choices, nodes)
         for gemm, choice in choices.items():
             try:
                 nodes = _decide(gemm, choice, nodes)
@@ -86,18 +87,31 @@ def _take_out_candidates(buffer: ir.MultiTemplateBuffer) -> list[NvgemmChoice]:
     return ours
 
 
-def _compile_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[BaseSchedulerNode]) -> None:
+def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[BaseSchedulerNode]) -> None:
     """Starts the compilation of what will compete for each GEMM, so that it runs while one after the other is decided.
 
-    Where a decision takes nodes that another GEMM could have had, some of it is in vain.
+    Where a decision takes nodes that another GEMM could have had, some of it is in vain. Ours come first: which of
+    Inductor's kernels compete is known when Inductor has timed its choices, which is a good time for ours to compile.
     """
+    contests = {}
     for gemm, choice in choices.items():
-        try:
+        with _only_a_warning(gemm):
             found = _contest(gemm, choice, nodes)
             if not isinstance(found, Refusal) and not (_is_kept() and tuning.is_known(found[0])):
-                compile_ahead(found[0])
-        except Exception:  # then they are compiled when it is decided
-            logger.warning("kernels for %s are not compiled ahead", gemm.get_name(), exc_info=True)
+                contests[gemm] = found[0]
+    for start in (compile_ahead, compile_stock_ahead):
+        for gemm, contest in contests.items():
+            with _only_a_warning(gemm):
+                start(contest)
+
+
+@contextlib.contextmanager
+def _only_a_warning(gemm: SchedulerNode) -> Iterator[None]:
+    """What is not started now is when the GEMM is decided; and what goes wrong then, is reported then."""
+    try:
+        yield
+    except Exception:
+        logger.warning("kernels for %s are not compiled ahead", gemm.get_name(), exc_info=True)
 
 
 def _is_kept() -> bool:

@@ -322,11 +322,12 @@ def test_a_failure_of_ours_costs_a_warning_and_nothing_else(h200, decisions, mon
     assert "left op0 to Inductor" in caplog.text and "nvgemm_" not in h200.code[-1]
 
 
-def test_kernels_of_all_gemms_compile_before_the_first_is_decided(h200, inductor_config, decisions, monkeypatch):
+def test_all_kernels_compile_before_the_first_gemm_is_decided(h200, inductor_config, decisions, monkeypatch, caplog):
     from nvgemm_fusion.scheduler_hooks import alternatives, fusion_pass, tuning
 
     events, compiler, contenders = [], alternatives.shared_compiler(1), fusion_pass.contenders
     monkeypatch.setattr(compiler, "prepare", lambda spec: events.append(spec.program.digest), raising=False)
+    monkeypatch.setattr(fusion_pass, "compile_stock_ahead", lambda contest: events.append("stock"))
     monkeypatch.setattr(fusion_pass, "contenders", lambda contest: (events.append("contest"), contenders(contest))[1])
 
     def compiled():
@@ -334,16 +335,17 @@ def test_kernels_of_all_gemms_compile_before_the_first_is_decided(h200, inductor
         events.clear()
         with inductor_config.patch(nvgemm_fusion_cache=True):
             torch.compile(lambda x, w, v, b: F.relu(F.silu(F.linear(x, w, b)) @ v))(X, W, W.contiguous(), BIAS)
-        return events.index("contest") if "contest" in events else len(events)
+        return events
 
-    assert len(set(events[: compiled()])) >= 4 and events.count("contest") == 2
+    assert compiled()[-4:] == ["stock", "stock", "contest", "contest"] and len(set(events)) >= 6
     assert len([record for record in decisions() if record["fused"]]) == 2
     # What was decided before is not compiled again, and what goes wrong here goes no further.
     monkeypatch.setattr(tuning, "is_known", lambda contest: True)
-    assert compiled() == 0
+    assert compiled() == ["contest", "contest"]
     monkeypatch.setattr(fusion_pass, "compile_ahead", lambda contest: 1 / 0)
     monkeypatch.setattr(tuning, "is_known", lambda contest: False)
-    assert compiled() == 0 and events == ["contest", "contest"]
+    assert compiled() == ["stock", "stock", "contest", "contest"]
+    assert caplog.text.count("are not compiled ahead") == 2
 
 
 def test_when_no_kernel_compiles_stock_runs(h200, decisions, monkeypatch):

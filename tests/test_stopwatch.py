@@ -106,8 +106,10 @@ def timed_by_name(monkeypatch, tmp_path):
     outcomes = {}
 
     class Workload:
-        def __init__(self, contest):
-            pass
+        is_released = False
+
+        def release(self):
+            self.is_released = True
 
         def runs(self, entrants):
             found = [outcomes[entrant.alternative.candidate] for entrant in entrants]
@@ -125,14 +127,15 @@ def timed_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(alternatives, "Workload", Workload)
     monkeypatch.setattr(alternatives, "Stopwatch", MadeUp)
-    contest = types.SimpleNamespace(node=types.SimpleNamespace(get_device=lambda: torch.device("cuda", 0)))
 
     def timed(**given):
         outcomes.update(given)
         entrants = [Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
-        return alternatives._timed(contest, entrants)
+        workload = Workload()
+        found = alternatives._timed(workload, torch.device("cuda", 0), entrants)
+        assert workload.is_released or isinstance(found, Refusal)
+        return found
 
     return timed
 
