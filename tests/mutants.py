@@ -198,6 +198,20 @@ MUTANTS = (
         "tests/test_trial.py",
     ),
     Mutant(
+        "a buffer that a kernel reads is freed before",
+        "scheduler_hooks/alternatives.py",
+        "choice = NvgemmChoice(candidate, contest.node.node.inputs, choice.layout, choice.alpha, choice.beta)",
+        "choice = NvgemmChoice(candidate, choice.input_nodes, choice.layout, choice.alpha, choice.beta)",
+        "tests/test_pass.py",
+    ),
+    Mutant(
+        "a kernel that would wait for itself is a candidate",
+        "lowering/shared_memory.py",
+        "LEAST_STAGES = 2",
+        "LEAST_STAGES = 1",
+        "tests/test_tf32.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',
