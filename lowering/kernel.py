@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from ..fusion.program import EpilogueProgram, Major, dtype_from_name, dtype_name
 from .emit import emit
 from .packages import installed_versions
 from .targets import Target
+
+RECIPE = ("providers.py", "tf32.py", "shared_memory.py", "library.py")
+"""The modules that turn a spec into a library. What another version of them has made is not used."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ class KernelSpec:
 
     @cached_property
     def key(self) -> str:
-        """Names the compiled object: the spec, the source emitted for it, and the compilers' versions."""
-        content = [self.to_json(), emit(self.program), installed_versions()]
+        """Names the compiled library: the spec, the source emitted for it, the compilers' versions, our use of them."""
+        content = [self.to_json(), emit(self.program), installed_versions(), _recipe()]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
     def to_json(self) -> dict[str, Any]:
@@ -100,3 +104,10 @@ class KernelSpec:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a kernel spec: {error!r}") from error
+
+
+@lru_cache(maxsize=None)
+def _recipe() -> str:
+    """A digest of the modules of RECIPE."""
+    content = b"".join(Path(__file__).with_name(name).read_bytes() for name in RECIPE)
+    return hashlib.sha256(content).hexdigest()

@@ -21,6 +21,7 @@ from nvgemm_fusion.fusion.ops import OPS, kind_of
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.lowering import compiler as compiler_module
+from nvgemm_fusion.lowering import kernel as kernel_module
 from nvgemm_fusion.lowering import worker as worker_module
 from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
 from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
@@ -163,7 +164,7 @@ def test_a_spec_survives_json():
         KernelSpec.from_json({})
 
 
-def test_the_key_depends_on_all_that_is_compiled():
+def test_the_key_depends_on_all_that_is_compiled(monkeypatch):
     specs = [
         spec_of(),
         spec_of(dtype=torch.float16),
@@ -174,6 +175,8 @@ def test_the_key_depends_on_all_that_is_compiled():
         spec_of(program=identity(major=Major.COLUMN)),
     ]
     assert len({spec.key for spec in specs}) == len(specs)
+    monkeypatch.setattr(kernel_module, "_recipe", lambda: "another version of ours")
+    assert spec_of().key != specs[0].key
 
 
 def test_the_second_time_nothing_is_compiled(lone_compiler):
