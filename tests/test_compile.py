@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -260,15 +259,14 @@ def test_a_process_that_dies_while_nobody_asks_it_costs_nothing(dead, lone_compi
 
 @pytest.mark.parametrize("how", ["ends", "hangs"])
 def test_without_a_process_to_compile_in_there_is_a_reason(how, lone_compiler, monkeypatch):
-    monkeypatch.setattr(worker_module, "FORK_LIMIT_S", 0.5)
-    lone_compiler._nursery._module = {"ends": "no_such_module", "hangs": "this"}[how]
+    module = {"ends": "no_such_module", "hangs": "code"}[how]  # which waits for a line that does not come
     if how == "hangs":
-        monkeypatch.setattr(worker_module.sys, "executable", shutil.which("sleep"))
-        monkeypatch.setattr(lone_compiler._nursery, "_module", "60")
+        monkeypatch.setattr(worker_module, "FORK_LIMIT_S", 0.5)
+    monkeypatch.setattr(lone_compiler._nursery, "_module", module)
     refusal = lone_compiler.compile([spec_of()])[0]
     assert isinstance(refusal, Refusal) and "no process to compile in" in refusal.detail
+    assert ("timed out" in refusal.detail) == (how == "hangs")
     monkeypatch.undo()
-    lone_compiler._nursery._module = "nvgemm_fusion.lowering.compile_worker"
     assert_machine_code(lone_compiler.compile([spec_of()])[0])
 
 
