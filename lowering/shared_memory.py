@@ -12,8 +12,10 @@ import math
 
 from ..fusion.program import EpilogueProgram, OperandKind
 from .kernel import Candidate
+from .targets import TARGETS
 
-CAPACITY_BYTES = 232_448
+CAPACITY_BYTES = TARGETS["H100"].shared_bytes_per_block
+"""The same on every GPU of SM90."""
 STEP_BYTES = 128
 """Of a row of A or of B in one stage, whatever their dtype."""
 BARRIER_BYTES = PADDING_BYTES = 1024

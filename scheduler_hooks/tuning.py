@@ -47,11 +47,6 @@ def recall(contest: Contest) -> Contender | None:
     return replace(entrant, alternative=replace(entrant.alternative, timing=Timing(winner.us, winner.spread)))
 
 
-def _found(contest: Contest) -> tuning.TuningEntry | None:
-    entry = tuning.TuningStore().find(_described(contest))
-    return entry if entry is not None and entry.misfit(versions(), contest.target.name) is None else None
-
-
 def keep(contest: Contest, winner: Contender, decision: Decision) -> None:
     """Puts the outcome of a contest into the store, if its times were measured."""
     regions, alternative = list(contest.programs), winner.alternative
@@ -76,6 +71,11 @@ def keep(contest: Contest, winner: Contender, decision: Decision) -> None:
         tuning.TuningStore().put(entry)
     except OSError as error:
         logger.warning("a decision is not kept on disk: %s", error)
+
+
+def _found(contest: Contest) -> tuning.TuningEntry | None:
+    entry = tuning.TuningStore().find(_described(contest))
+    return entry if entry is not None and entry.misfit(versions(), contest.target.name) is None else None
 
 
 def _described(contest: Contest) -> tuning.Contest:
