@@ -12,6 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from typing import Any
+from unittest import mock
+
+import torch
 
 from ..fusion.reasons import described
 from .kernel import KernelSpec
@@ -32,8 +36,24 @@ def answer(request: Message) -> Message:
     return {"ok": True, "seconds": time.perf_counter() - started}
 
 
+def import_without_inductor() -> None:
+    """The imports of the compilers, in a third of the time.
+
+    QuACK decorates functions of its own with `torch.compile` and `torch.compiler.disable`, and each of the two imports
+    half of torch. Nothing here calls those functions.
+    """
+    with mock.patch.object(torch, "compile", _undecorated), mock.patch.object(torch.compiler, "disable", _undecorated):
+        import_compilers()
+
+
+def _undecorated(function: Any = None, *, recompile_limit: int | None = None, **_: Any) -> Any:
+    """As a decorator, with options or without: the function itself. QuACK looks for the option that is named here, and
+    where there is none imports Dynamo to set it there."""
+    return _undecorated if function is None else function
+
+
 if __name__ == "__main__":
     os.nice(NICENESS)
     with contextlib.suppress(Exception):  # which comes again with each kernel, and is reported there
-        import_compilers()
+        import_without_inductor()
     serve_forks(answer)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch._dynamo.testing import rand_strided
 from torch._dynamo.utils import preserve_rng_state
+from torch._inductor import config
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
@@ -106,11 +109,11 @@ class Workload:
         key = choice, *(node.get_name() for node in nodes)
         if key not in self._making:
             future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
+            compiled = _threads().submit(_compile, future, module)
 
             @functools.lru_cache(maxsize=None)
             def make() -> Run:
-                if future is not None:
-                    future.result()
+                compiled.result()
                 with FakeTensorMode():  # only what they look like: real ones would take as much room again
                     looks = module.get_args()
                 arguments = self._adopt(looks, nodes)
@@ -157,6 +160,19 @@ class Workload:
                 tensor.mul_(self.contest.gemm.problem.k ** -0.5)
             self._buffers[name] = tensor
         return self._buffers[name]
+
+
+@functools.lru_cache(maxsize=None)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, config.compile_threads), thread_name_prefix="nvgemm-inductor")
+
+
+def _compile(future: Future | None, module: ModuleType) -> None:
+    """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does, in seconds: the module knows
+    nothing of the worker process that `future` stands for, and there is none while Inductor's pool still starts."""
+    if future is not None:
+        future.result()
+    module.triton_.precompile()
 
 
 def _made(kernels: list[Making] | Refusal) -> Run | Refusal:

@@ -352,3 +352,16 @@ def test_the_compilers_are_imported_early_where_something_is_missing(lone_compil
     assert lone_compiler._nursery._process is None
     process.kill()
     process.wait()
+
+
+def test_workers_import_nothing_of_inductor():
+    script = (
+        "import sys\n"
+        "from nvgemm_fusion.lowering import compile_worker\n"
+        "compile_worker.import_without_inductor()\n"
+        "assert 'quack.epilogue.frontend' in sys.modules\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
+    )
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    assert done.stdout.strip() == "[]"
