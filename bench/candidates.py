@@ -25,7 +25,7 @@ from rich.progress import track
 from ..fusion.decision import Timing
 from ..fusion.problem import Problem
 from ..fusion.program import OperandKind
-from ..lowering.candidates import candidates
+from ..lowering.candidates import tiled_candidates
 from ..lowering.compiler import CompiledKernel, KernelCompiler
 from ..lowering.kernel import Candidate, KernelSpec
 from ..lowering.launcher import bind
@@ -55,7 +55,7 @@ def tasks() -> list[Task]:
 
 def every_candidate(problem: Problem, epilogue: str) -> list[Candidate]:
     """All legal configurations of QuACK."""
-    found = candidates(problem, TARGETS["H200"], program(epilogue), None)
+    found = tiled_candidates(problem, TARGETS["H200"], program(epilogue), None)
     return [candidate for candidate in found if candidate.provider == QUACK]
 
 
@@ -110,7 +110,7 @@ def problem_of(record: dict[str, Any]) -> Problem:
 
 def shortfall(record: dict[str, Any], limit: int = LIMIT) -> float:
     """The time of the best of the first `limit` candidates, as ranked now, over that of the best of all."""
-    ranked = candidates(problem_of(record), TARGETS["H200"], program(record["epilogue"]), limit)
+    ranked = tiled_candidates(problem_of(record), TARGETS["H200"], program(record["epilogue"]), limit)
     times = [record["us"][str(candidate)] for candidate in ranked if str(candidate) in record["us"]]
     return min(times, default=math.inf) / min(record["us"].values())
 

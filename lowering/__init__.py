@@ -12,6 +12,7 @@
     dry_run         that source, run on the CPU
     providers       a spec -> a library, by QuACK or by the CUTLASS Operator API
     library         a kernel as a shared library: linked, and loaded
+    skinny          a GEMM of our own, for products of at most 8 rows
     tf32            QuACK's GEMM with float32 operands
     cublaslt        the one kernel with an epilogue that torch itself has
     worker          a process of our own, asked one thing at a time

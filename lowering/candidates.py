@@ -4,6 +4,8 @@ First legality: what the kernels of the architecture can do at all (`spaces`). T
 (`occupancy`). The last place goes to the first choice of nvMatmulHeuristics, which knows the hardware in more detail
 but not these kernels: of 96 problems measured on an H200, QuACK has kernels for its recommendations in 77. There the
 best of its first five is 1.23 times slower than the best of all, in the geometric mean, for want of swapped operands.
+
+A product of few rows gets skinny kernels (`skinny`) before those.
 """
 
 from __future__ import annotations
@@ -19,9 +21,15 @@ from ..fusion.reasons import Reason, Refusal
 from .heuristics import estimates
 from .kernel import Candidate
 from .occupancy import model_of
-from .providers import OPERATORS, QUACK
+from .providers import OPERATORS, QUACK, SKINNY
 from .spaces import SPACES, Space
 from .targets import Target
+
+SKINNY_ROWS = 8
+"""The most rows of a product for which there are skinny kernels."""
+_SKINNY = ((32, 8), (16, 4), (16, 8))
+"""The columns of a block and the parts of K, best first. Of 30 such kernels on an H200, over 9 GEMMs at one row, the
+best of these was within 1.1 % of the best (geometric mean); the first alone within 3 %."""
 
 
 def candidates(
@@ -29,8 +37,8 @@ def candidates(
 ) -> list[Candidate] | Refusal:
     """The best `limit` candidates (all of them for None), best first, for `problem` with `program` as epilogue.
 
-    A program that is the identity also gets plain kernels of the Operator API, in a third of the places; not with
-    float32 operands, for which that has none.
+    Skinny kernels, where there are any, get half of the places. Of the others, a program that is the identity gets a
+    third from the Operator API; not with float32 operands, for which that has no kernel.
     """
     space = SPACES.get(target.arch)
     if problem.target != target.arch or space is None:
@@ -40,18 +48,25 @@ def candidates(
             return Refusal(Reason.DTYPE, f"{target.name}: QuACK's GEMM takes no float32 there")
         if (problem.a_major, problem.b_major) != (Major.ROW, Major.COLUMN):
             return Refusal(Reason.LAYOUT, "TF32 reads A and B along K only: A has to be row-major, B column-major")
-    model = model_of(target)
+    skinny = _skinny(problem)[: None if limit is None else -(-limit // 2)]
+    tiled = tiled_candidates(problem, target, program, None if limit is None else limit - len(skinny))
+    return skinny + tiled or Refusal(Reason.NO_CANDIDATE)
+
+
+def tiled_candidates(problem: Problem, target: Target, program: EpilogueProgram, limit: int | None) -> list[Candidate]:
+    """The best `limit` candidates among the kernels of tiles, best first, where `target` has such kernels at all."""
+    space, model = SPACES[target.arch], model_of(target)
     ranked = sorted(_quack(problem, space, program), key=lambda candidate: model.us(problem, candidate, program))
     plain = sorted(_operators(problem, space), key=lambda candidate: model.us(problem, candidate, program))
     plain = plain if program.is_identity and problem.dtype != torch.float32 else []
     if limit is None:
-        return ranked + plain or Refusal(Reason.NO_CANDIDATE)
+        return ranked + plain
     plain = plain[: limit // 3]
     chosen = one_of_a_kind(ranked)[: limit - len(plain)]
     second_opinion = next(_rated(problem, target, space, program), None)
     if second_opinion is not None and second_opinion not in chosen and len(chosen) > 2:
         chosen[-1] = second_opinion
-    return chosen + plain or Refusal(Reason.NO_CANDIDATE)
+    return chosen + plain
 
 
 def one_of_a_kind(ranked: list[Candidate]) -> list[Candidate]:
@@ -81,6 +96,14 @@ def _quack(problem: Problem, space: Space, program: EpilogueProgram) -> Iterator
         candidate = Candidate(QUACK, tile_m, tile_n, *cluster, pingpong, swap_ab)
         if _is_legal(candidate, problem, space, program):
             yield candidate
+
+
+def _skinny(problem: Problem) -> list[Candidate]:
+    """The skinny kernels that fit the problem, best first."""
+    majors = problem.a_major, problem.b_major
+    if problem.m > SKINNY_ROWS or problem.dtype.itemsize != 2 or majors != (Major.ROW, Major.COLUMN):
+        return []
+    return [Candidate(SKINNY, columns, SKINNY_ROWS, swap_ab=True, split_k=parts) for columns, parts in _SKINNY]
 
 
 def _operators(problem: Problem, space: Space) -> Iterator[Candidate]:

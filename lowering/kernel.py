@@ -21,7 +21,7 @@ from .emit import emit
 from .packages import installed_versions
 from .targets import Target
 
-RECIPE = ("providers.py", "tf32.py", "shared_memory.py", "library.py")
+RECIPE = ("providers.py", "skinny.py", "tf32.py", "shared_memory.py", "library.py")
 """The modules that turn a spec into a library. What another version of them has made is not used."""
 
 
@@ -31,7 +31,8 @@ class Candidate:
 
     tile_m and tile_n: the block's tile of the kernel's own output, cluster_m and cluster_n: blocks that share loads.
     With `swap_ab` the kernel computes the transposed product (its output is N by M), so tile_m runs along N.
-    `pingpong`: two warp groups take turns on tiles, one computing while the other stores.
+    `pingpong`: two warp groups take turns on tiles, one computing while the other stores. split_k: in how many parts K
+    is taken.
     """
 
     provider: str
@@ -41,11 +42,13 @@ class Candidate:
     cluster_n: int = 1
     pingpong: bool = False
     swap_ab: bool = False
+    split_k: int = 1
 
     def __str__(self) -> str:
         if not self.tile_m:
             return self.provider
         extras = (" pingpong" if self.pingpong else "") + (" swapped" if self.swap_ab else "")
+        extras += f" split {self.split_k}" if self.split_k > 1 else ""
         return f"{self.provider} {self.tile_m}x{self.tile_n} cluster {self.cluster_m}x{self.cluster_n}{extras}"
 
 

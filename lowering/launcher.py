@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 
-from ..fusion.program import OperandKind
+from ..fusion.program import EpilogueProgram, OperandKind
 from ..fusion.reasons import Reason, Refusal, described
 from . import cublaslt
 from .compiler import CompiledKernel, KernelCompiler, shared_compiler
 from .emit import CARRIERS, carrier
 from .kernel import KernelSpec
 from .library import load
-from .providers import OPERATORS
+from .providers import OPERATORS, SKINNY
 from .residency import resident_clusters
 from .verification import compute, verified
 
@@ -29,6 +30,8 @@ logger = logging.getLogger("nvgemm_fusion")
 
 Launcher = Callable[..., None]
 """launcher(a, b, *operands, *outputs): a (M, K), b (K, N), the operands and outputs in the program's order."""
+Crossing = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
+"""From operands and outputs to what a compiled function takes in their places."""
 
 _SWIZZLE = 8
 """The width, in tiles, of the band in which QuACK's scheduler walks over the product (its own default)."""
@@ -86,16 +89,32 @@ def bind(compiled: CompiledKernel) -> Launcher:
     function = load(compiled.path)
     if spec.candidate.provider == OPERATORS:
         return function
+    cross = _crossing(spec.program)
+    if spec.candidate.provider == SKINNY:
+        return lambda a, b, *rest: function(a, b, tuple(cross(rest)))
     cluster_size = spec.candidate.cluster_m * spec.candidate.cluster_n
     clusters = resident_clusters(cluster_size, torch.cuda.current_device())
-    return _bind_quack(function, spec, clusters)
+    return _bind_quack(function, spec, cross, clusters)
 
 
-def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher:
+def _bind_quack(function: Callable, spec: KernelSpec, cross: Crossing, clusters: int) -> Launcher:
     # What every call passes alike. The scheduler's tuple: clusters, raster order (compiled in), swizzle, and three
     # things that plain GEMMs do not use; the epilogue's ends with split-K's semaphore and workspace.
     scheduler = (clusters, None, _SWIZZLE, None, None, None)
-    program, count = spec.program, len(spec.program.operands)
+    count, swap_ab = len(spec.program.operands), spec.candidate.swap_ab
+
+    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
+        rest = cross(rest)
+        first, second = (b, a) if swap_ab else (a, b)  # a kernel of the transposed product takes B in A's place
+        epilogue = (*rest[:count], *rest[count + 1 :], None, None)
+        function(first, second, rest[count], None, epilogue, scheduler, None, None, None)
+
+    return launch
+
+
+def _crossing(program: EpilogueProgram) -> Crossing:
+    """How the operands and outputs of `program` reach a kernel: numbers as they are, scalars as addresses, and what the
+    kernel does not know the dtype of as the same bytes in one that it knows."""
     single = {
         i: float if operand.kind is OperandKind.NUMBER else torch.Tensor.data_ptr
         for i, operand in enumerate(program.operands)
@@ -104,16 +123,10 @@ def _bind_quack(function: Callable, spec: KernelSpec, clusters: int) -> Launcher
     dtypes = [(operand.dtype, carrier(operand)) for operand in program.operands]
     dtypes += [(store.dtype, CARRIERS[store.dtype]) for store in program.stores]
     carried = {i: crossing for i, (dtype, crossing) in enumerate(dtypes) if crossing != dtype}
-    swap_ab = spec.candidate.swap_ab
 
-    def launch(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> None:
-        if carried:  # the same bytes, as a dtype that the kernel knows
+    def cross(rest: Sequence[torch.Tensor]) -> Sequence[Any]:
+        if carried:
             rest = [t.view(carried[i]) if i in carried else t for i, t in enumerate(rest)]
-        operands = rest[:count]
-        if single:  # numbers cross as they are, scalars as addresses
-            operands = [single[i](t) if i in single else t for i, t in enumerate(operands)]
-        first, second = (b, a) if swap_ab else (a, b)  # a kernel of the transposed product takes B in A's place
-        epilogue = (*operands, *rest[count + 1 :], None, None)
-        function(first, second, rest[count], None, epilogue, scheduler, None, None, None)
+        return [single[i](t) if i in single else t for i, t in enumerate(rest)] if single else rest
 
-    return launch
+    return cross

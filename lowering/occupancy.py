@@ -60,7 +60,10 @@ class OccupancyModel:
     tensor_memory: bool = False
 
     def us(self, problem: Problem, candidate: Candidate, program: EpilogueProgram) -> float:
-        """The modelled time of `candidate` with `program` as its epilogue."""
+        """The modelled time of `candidate` with `program` as its epilogue.
+
+        One that splits K is a skinny kernel: it keeps every multiprocessor reading, and computes beside that.
+        """
         m, n = (problem.n, problem.m) if candidate.swap_ab else (problem.m, problem.n)
         itemsize = problem.dtype.itemsize
         tile_m, tile_n = candidate.tile_m, candidate.tile_n
@@ -85,6 +88,8 @@ class OccupancyModel:
         computing = waves * (streams + epilogue - hidden + self.tile_us) + hidden
 
         stored = sum(store.dtype.itemsize for store in program.stores) + tiles * itemsize
+        if candidate.split_k > 1:
+            return self.launch_us + (problem.input_bytes + problem.m * problem.n * stored) / self.memory_bytes
         larger, readers = (m, clusters_n) if m > n else (n, clusters_m)
         again = self.reread * larger * problem.k * itemsize * (readers - 1)
         traffic = problem.input_bytes + again + problem.m * problem.n * stored

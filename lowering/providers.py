@@ -3,12 +3,14 @@
     quack       `quack.epilogue.frontend.gemm_epilogue`: GEMMs with an epilogue function, for every space of `spaces`
                 (on SM90 with float32 operands, too: `tf32`)
     operators   `cutlass.operators` (the CUTLASS Operator API): NVIDIA's plain GEMMs for SM90; no epilogue
+    skinny      our own, for at most 8 rows (`skinny`)
 
 Both compile to an object file, which becomes a library of one function in the TVM-FFI calling convention. It takes
 torch tensors of any size (of the class compiled for), checks them, and launches on the current stream:
 
     quack       function(A, B, D, None, (*operands, *further stores, None, None), scheduler, None, None, None)
     operators   function(A, B, D)
+    skinny      function(A, B, (*operands, *stores))
 
 with A (M, K), B (K, N), D (M, N); A and B change places in a kernel with swapped operands. See `launcher` for the
 scheduler's tuple.
@@ -29,8 +31,9 @@ from typing import Any
 
 import torch
 
+from ..fusion.problem import ALIGNMENT_BYTES
 from ..fusion.program import Major, OperandKind
-from .emit import CARRIERS, FUNCTION_NAME, carrier, emit, operand_name, store_name
+from .emit import CARRIERS, DSL_TYPES, FUNCTION_NAME, carrier, emit, operand_name, store_name
 from .kernel import KernelSpec
 from .library import EXPORTED_NAME, link
 from .shared_memory import LEAST_STAGES
@@ -38,6 +41,7 @@ from .spaces import SPACES
 
 QUACK = "quack"
 OPERATORS = "operators"
+SKINNY = "skinny"
 
 FAKE_SIZE = 512
 """Any multiple of every tile serves: sizes are not compiled in."""
@@ -54,7 +58,8 @@ def compile_kernel(spec: KernelSpec, path: str) -> None:
     """Compiles `spec` and writes the library `path`. Raises whatever the compiler raises."""
     import_compilers()
     _set_architecture(spec.arch)
-    compiled = {QUACK: _compile_quack, OPERATORS: _compile_operators}[spec.candidate.provider](spec)
+    compiling = {QUACK: _compile_quack, OPERATORS: _compile_operators, SKINNY: _compile_skinny}
+    compiled = compiling[spec.candidate.provider](spec)
     import cutlass.cute.runtime
 
     with tempfile.TemporaryDirectory(prefix="nvgemm_fusion_") as folder:
@@ -192,6 +197,55 @@ def _compile_operators(spec: KernelSpec) -> Any:
         spec.max_active_clusters,
         cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True),
     )
+
+
+def _compile_skinny(spec: KernelSpec) -> Any:
+    import cutlass
+    import cutlass.cute as cute
+
+    from .skinny import VECTOR, SkinnyGemm
+
+    def strides(major: Major, multiple: int = 1) -> tuple[Any, int] | tuple[int, Any]:
+        leading = cute.sym_int64(divisibility=multiple)
+        return (leading, 1) if major is Major.ROW else (1, leading)
+
+    def tensor(dtype: torch.dtype, shape: tuple[Any, ...], stride: tuple[Any, ...], alignment: int = 0) -> Any:
+        alignment = alignment or dtype.itemsize
+        return cute.runtime.make_fake_tensor(_dsl_type(dtype), shape, stride, assumed_align=alignment)
+
+    program, candidate = spec.program, spec.candidate
+    m, n, k = cute.sym_int(), cute.sym_int(), cute.sym_int(divisibility=VECTOR)
+    a = tensor(spec.dtype, (m, k), strides(spec.a_major, VECTOR), ALIGNMENT_BYTES)
+    b = tensor(spec.dtype, (k, n), strides(spec.b_major, VECTOR), ALIGNMENT_BYTES)
+    rest: list[Any] = []
+    for operand in program.operands:
+        dtype = carrier(operand)
+        if operand.kind is OperandKind.NUMBER:
+            rest.append(cutlass.Float32(1.0))
+        elif operand.kind is OperandKind.SCALAR:
+            address_space = cute.AddressSpace.gmem
+            rest.append(cute.runtime.make_ptr(_dsl_type(dtype), 0, address_space, assumed_align=dtype.itemsize))
+        elif operand.kind is OperandKind.TILE:
+            rest.append(tensor(dtype, (m, n), strides(operand.major)))
+        else:
+            rest.append(tensor(dtype, (n if operand.kind is OperandKind.ROW else m,), (1,)))
+    rest += [tensor(CARRIERS[store.dtype], (m, n), strides(store.major)) for store in program.stores]
+    gemm = SkinnyGemm(
+        candidate.tile_m,
+        candidate.split_k,
+        _epilogue_function(spec),
+        {operand_name(i): operand.kind for i, operand in enumerate(program.operands)},
+        [store_name(i) for i in range(len(program.stores))],
+    )
+    return cute.compile[cute.GPUArch(spec.arch), cute.EnableTVMFFI(True)](
+        gemm, a, b, tuple(rest), cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    )
+
+
+def _dsl_type(dtype: torch.dtype) -> Any:
+    import cutlass
+
+    return getattr(cutlass, DSL_TYPES[dtype])
 
 
 def _epilogue_function(spec: KernelSpec) -> Any:
