@@ -51,30 +51,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.once:
         print(json.dumps(once(*options.once)))
         return
-    todo = [(graph, options.rounds) for graph in GRAPHS]
     cores = len(os.sched_getaffinity(0)) // torch.cuda.device_count()
     about = {"gpu": torch.cuda.get_device_name(), "cores": cores, "versions": versions(), "targets": TARGETS}
     rows: list[dict[str, Any]] = []
-    for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
-        rows.append(row)
-        rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
-        write_rows(options.output, about, "rows", rows)
-        print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES), flush=True)
-
-
-def measure(task: tuple[str, int]) -> dict[str, Any]:
-    """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
-    graph, rounds = task
-    seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
     with tempfile.TemporaryDirectory() as bytecode:
         for setting in SETTINGS:  # the first processes write it, and are not measured
             with tempfile.TemporaryDirectory() as folder:
-                _in_a_process(GRAPHS[0], setting, "cold", folder, bytecode)
-        for number in range(rounds):
-            for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
-                with tempfile.TemporaryDirectory() as folder:
-                    for state in STATES:
-                        seconds[state][setting].append(_in_a_process(graph, setting, state, folder, bytecode))
+                for state in STATES:
+                    _in_a_process(GRAPHS[0], setting, state, folder, bytecode)
+        todo = [(graph, options.rounds, bytecode) for graph in GRAPHS]
+        for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
+            rows.append(row)
+            rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
+            write_rows(options.output, about, "rows", rows)
+            print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES), flush=True)
+
+
+def measure(task: tuple[str, int, str]) -> dict[str, Any]:
+    """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
+    graph, rounds, bytecode = task
+    seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
+    for number in range(rounds):
+        for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
+            with tempfile.TemporaryDirectory() as folder:
+                for state in STATES:
+                    seconds[state][setting].append(_in_a_process(graph, setting, state, folder, bytecode))
     return {"graph": graph, **{state: _compared(seconds[state]) for state in STATES}}
 
 
