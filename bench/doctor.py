@@ -18,6 +18,7 @@ from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, KernelCompiler
 from ..lowering.heuristics import estimates
 from ..lowering.kernel import KernelSpec
+from ..lowering.packages import DISTRIBUTION
 from ..lowering.store import DIRECTORY_VARIABLE, KernelStore
 from ..lowering.targets import TARGETS, Target, current_target
 from ..scheduler_hooks import install, settings
@@ -54,7 +55,7 @@ def examine(virtual: bool = False) -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """What the distribution requires (without its extras), against what is installed."""
-    for text in importlib.metadata.requires(settings.DISTRIBUTION) or ():
+    for text in importlib.metadata.requires(DISTRIBUTION) or ():
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue

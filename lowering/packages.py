@@ -15,6 +15,8 @@ KERNEL_PACKAGES = (
     "nvidia-matmul-heuristics",
 )
 """Distributions, as pip names them. Looking them up imports none of them."""
+DISTRIBUTION = "nvgemm-epilogue-fusion"
+"""This package."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -30,8 +32,10 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def versions() -> dict[str, str]:
-    """What a measured time depends on besides the GPU: torch and KERNEL_PACKAGES, "none" for what is missing."""
-    return {"torch": str(torch.__version__), **{name: found or "none" for name, found in installed_versions().items()}}
+    """What a decision depends on besides the GPU: torch, KERNEL_PACKAGES ("none" for what is missing), and this
+    package, whose next version may have other candidates."""
+    packages = {name: found or "none" for name, found in installed_versions().items()}
+    return {"torch": str(torch.__version__), **packages, DISTRIBUTION: importlib.metadata.version(DISTRIBUTION)}
 
 
 def missing_packages() -> list[str]:

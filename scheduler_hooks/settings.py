@@ -12,12 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Optional
 
-from ..lowering.packages import installed_versions
+from ..lowering.packages import DISTRIBUTION, installed_versions
 from .torch_versions import config_entry, forget_config_hash
 
 logger = logging.getLogger("nvgemm_fusion")
 
-DISTRIBUTION = "nvgemm-epilogue-fusion"
 ENVIRONMENT_PREFIX = "TORCHINDUCTOR_"
 
 
