@@ -43,23 +43,32 @@ OTHER_GEMM_OPS = (aten.bmm.default, aten.baddbmm.default, aten._int_mm.default, 
 class NvgemmChoice(ExternKernelCaller):
     """A candidate in Inductor's list of choices: an external kernel that writes to a given output.
 
-    alpha and beta: the scalars of `aten.addmm` (1 for mm), which Inductor keeps with each of its own choices.
+    alpha and beta: the scalars of `aten.addmm` (1 for mm), which Inductor keeps with each of its own choices. known_as:
+    the key of one of those. Inductor compiles its choices, unless it finds in its cache how long each of them takes; of
+    ours it would find nothing.
     """
 
     def __init__(
-        self, candidate: Candidate, inputs: list[Any], layout: ir.Layout, alpha: float, beta: float
+        self,
+        candidate: Candidate,
+        inputs: list[Any],
+        layout: ir.Layout,
+        alpha: float,
+        beta: float,
+        known_as: str | None = None,
     ) -> None:
         ir.ChoiceCaller.__init__(self, f"nvgemm_{candidate}".replace(" ", "_"), inputs, layout, str(candidate))
         self.candidate = candidate
         self.alpha = alpha
         self.beta = beta
+        self.known_as = known_as
         self.has_out_variant = True
 
     def __str__(self) -> str:
         return f"NvgemmChoice({self.candidate})"
 
     def hash_key(self) -> str:
-        return f"{self.name}-{self.alpha}-{self.beta}"
+        return self.known_as or f"{self.name}-{self.alpha}-{self.beta}"
 
     def call_name(self) -> str:
         return self.name
@@ -144,7 +153,8 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
         return choices
     # The best competes in any case, with nothing fused. Where it is missing, there will be something to compile.
     shared_compiler(config.compile_threads).expect(KernelSpec.of(gemm.problem, found[0], program, target))
-    return [*choices, *(NvgemmChoice(candidate, inputs, layout, alpha, beta) for candidate in found)]
+    key = choices[0].hash_key()
+    return [*choices, *(NvgemmChoice(candidate, inputs, layout, alpha, beta, key) for candidate in found)]
 
 
 def _log_refusal(node: torch.fx.Node, refusal: Refusal) -> None:

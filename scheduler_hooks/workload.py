@@ -8,9 +8,11 @@ instructions take a slower path.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from torch._dynamo.testing import rand_strided
 from torch._dynamo.utils import preserve_rng_state
 from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
@@ -30,6 +33,8 @@ from .stopwatch import Run
 
 Making = Callable[[], Run]
 """A kernel in the making: waits for its compiler, and gives what runs it."""
+POOL_LIMIT_S = 60.0
+"""Inductor's pool of processes takes seconds to start. After this, kernels are compiled without it."""
 
 
 class Workload:
@@ -168,11 +173,19 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _compile(future: Future | None, module: ModuleType) -> None:
-    """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does, in seconds: the module knows
-    nothing of the worker process that `future` stands for, and there is none while Inductor's pool still starts."""
+    """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does, in seconds.
+
+    future: its compilation in a process of Inductor's pool. There is none while the pool still starts; that is worth
+    waiting for, since compilers in threads of this process would hold up what it times.
+    """
+    if future is None:
+        with contextlib.suppress(TimeoutError):
+            AsyncCompile.wait_pool_ready(POOL_LIMIT_S)
+        if AsyncCompile.use_process_pool():
+            future = AsyncCompile().triton("triton_", Path(module.__file__).read_text(encoding="utf-8"))
     if future is not None:
         future.result()
-    module.triton_.precompile()
+    module.triton_.precompile()  # what the process has compiled is found on disk
 
 
 def _made(kernels: list[Making] | Refusal) -> Run | Refusal:

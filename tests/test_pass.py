@@ -365,3 +365,22 @@ def test_when_no_kernel_compiles_stock_runs(h200, decisions, monkeypatch):
     (record,) = decisions()
     assert not record["fused"] and "nvgemm_" not in h200.code[-1]
     assert "compile error" in {a["reason"] for a in record["alternatives"]}
+
+
+def test_inductor_knows_times_of_all_choices_when_it_knows_those_of_its_own(monkeypatch):
+    """For it looks up all of them, and compiles all where one is missing."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+    cache, keys = get_algorithm_selector_cache(), []
+    (add_candidates,) = (f for f in cache.preprocessing_fns if f.__module__.startswith("nvgemm_fusion"))
+
+    def spied(choices):
+        found = add_candidates(choices)
+        keys.append(([choice.hash_key() for choice in choices], [choice.hash_key() for choice in found]))
+        return found
+
+    others = [f for f in cache.preprocessing_fns if f is not add_candidates]
+    monkeypatch.setattr(cache, "preprocessing_fns", [*others, spied])
+    torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    ((stock, all_of_them),) = keys
+    assert len(all_of_them) > len(stock) and set(all_of_them) == set(stock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import types
 import weakref
@@ -21,9 +22,10 @@ def events():
 
 
 @pytest.fixture
-def made_up(events, monkeypatch):
+def made_up(events, monkeypatch, tmp_path):
     """A workload whose contest has the nodes a, b and c around a GEMM, each of which Inductor makes a kernel of: a
-    before it, and after it b, or c where a region is fused; c does not compile, and a no other process compiles."""
+    before it, and after it b, or c where a region is fused; c does not compile. Inductor's pool of processes starts
+    after a was asked for, and compiles it, if there is one at all: `made_up.pool.is_there`."""
 
     def node(name):
         return types.SimpleNamespace(get_name=lambda: name, get_nodes=lambda: [nodes[name]])
@@ -38,6 +40,8 @@ def made_up(events, monkeypatch):
                 raise RuntimeError("no such instruction")
 
         module = types.SimpleNamespace(get_args=lambda: (), call=lambda arguments: events.append(("run", names)))
+        module.__file__ = tmp_path / names
+        module.__file__.write_text(names)
         module.triton_ = types.SimpleNamespace(precompile=lambda: events.append(("load", names)))
         return None if names == "a" else types.SimpleNamespace(result=result), module
 
@@ -46,21 +50,44 @@ def made_up(events, monkeypatch):
     contest = types.SimpleNamespace(
         node=gemm, nodes=nodes, separate=lambda region: ("a", "b" if region is None else "c")
     )
+    class Pool:
+        is_there = True
+
+        @classmethod
+        def wait_pool_ready(cls, limit_s):
+            events.append(("starts", "a"))
+            if not cls.is_there:
+                raise concurrent.futures.TimeoutError
+
+        @classmethod
+        def use_process_pool(cls):
+            return cls.is_there
+
+        def triton(self, name, source):
+            events.append(("pool", source))
+            return types.SimpleNamespace(result=lambda: events.append(("wait", source)))
+
+    monkeypatch.setattr(workload, "AsyncCompile", Pool)
     monkeypatch.setattr(workload, "grouped", lambda group: group)
     monkeypatch.setattr(Workload, "_stock_gemm", lambda self, choice: lambda: events.append(("gemm", choice)))
     monkeypatch.setattr(Workload, "_adopt", lambda self, arguments, nodes: arguments)
     monkeypatch.setattr(Workload, "_fused_triton", lambda self, entrant: lambda: lambda: None)
-    return Workload(contest)
+    made_up = Workload(contest)
+    made_up.pool = Pool
+    return made_up
 
 
 def stock(choice, region=None):
     return Contender(Alternative(Backend.ATEN, choice), region, choice)
 
 
-def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events):
+@pytest.mark.parametrize("pool", [True, False])
+def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, pool):
+    made_up.pool.is_there = pool
     first, second = made_up.runs([stock("mm"), stock("bmm")])
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
-    assert [what for what, name in events if name == "a"] == ["compile", "load"]  # before it runs for the first time
+    compiled = ["pool", "wait"] if pool else []
+    assert [what for what, name in events if name == "a"] == ["compile", "starts", *compiled, "load"]
     assert [what for what, name in events if name == "b"] == ["compile", "wait", "load"]
     events.clear()
     first()
