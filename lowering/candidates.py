@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..fusion.problem import Problem
+from ..fusion.problem import ALIGNMENT_BYTES, Problem
 from ..fusion.program import EpilogueProgram, Major
 from ..fusion.reasons import Reason, Refusal
 from .heuristics import estimates
@@ -102,6 +102,8 @@ def _skinny(problem: Problem) -> list[Candidate]:
     """The skinny kernels that fit the problem, best first."""
     majors = problem.a_major, problem.b_major
     if problem.m > SKINNY_ROWS or problem.dtype.itemsize != 2 or majors != (Major.ROW, Major.COLUMN):
+        return []
+    if problem.k * problem.dtype.itemsize % ALIGNMENT_BYTES:  # lines of A and B that are padded: the last loads read on
         return []
     return [Candidate(SKINNY, columns, SKINNY_ROWS, swap_ab=True, split_k=parts) for columns, parts in _SKINNY]
 

@@ -70,6 +70,7 @@ def test_few_rows_get_skinny_kernels_before_others(m, limit):
         {"a_major": Major.COLUMN},
         {"b_major": Major.ROW},
         {"m": 512, "dtype": torch.float32},
+        {"k": 4092},
     ],
     ids=str,
 )
