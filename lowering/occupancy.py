@@ -117,7 +117,8 @@ HOPPER = OccupancyModel(
     stream_norm=4.34,
     memory_norm=4.45,
 )
-"""Fitted on an H200 (132 multiprocessors, bfloat16). An H100 differs in memory alone."""
+"""Fitted on an H200 (132 multiprocessors, bfloat16). An H100 differs in memory alone. Most of launch_us is what was
+written back of the cache in those measurements, which makes no difference to a ranking."""
 
 _REACHED = 0.75
 """The part of the datasheet's memory bandwidth that `HOPPER.memory_bytes` is on an H200."""

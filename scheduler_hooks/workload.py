@@ -176,7 +176,7 @@ def _compile(future: Future | None, module: ModuleType) -> None:
     """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does, in seconds.
 
     future: its compilation in a process of Inductor's pool. There is none while the pool still starts; that is worth
-    waiting for, since compilers in threads of this process would hold up what it times.
+    waiting for, since a thread that compiles here shares the interpreter with what times kernels.
     """
     if future is None:
         with contextlib.suppress(TimeoutError):
