@@ -212,6 +212,20 @@ MUTANTS = (
         "tests/test_tf32.py",
     ),
     Mutant(
+        "the last of K is left out where it is no whole vector",
+        "lowering/candidates.py",
+        "    if problem.k * problem.dtype.itemsize % ALIGNMENT_BYTES:",
+        "    if False:",
+        "tests/test_skinny.py",
+    ),
+    Mutant(
+        "Inductor finds no time of ours, and compiles its own anew",
+        "scheduler_hooks/choices.py",
+        "        return self.known_as or f",
+        "        return f",
+        "tests/test_pass.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',

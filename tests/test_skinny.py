@@ -72,7 +72,7 @@ def test_few_rows_get_skinny_kernels_before_others(m, limit):
         {"m": 512, "dtype": torch.float32},
         {"k": 4092},
     ],
-    ids=str,
+    ids=["rows", "A", "B", "float32", "K"],
 )
 def test_others_get_none(change):
     found = candidates(problem(**change), H200, identity(change.get("dtype", torch.bfloat16)), None)
