@@ -8,10 +8,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from nvgemm_fusion.fusion import log
-from nvgemm_fusion.fusion.decision import Alternative, Backend, Decision, Status, Timing, choose
+from nvgemm_fusion.fusion.decision import UNSTEADY, Alternative, Backend, Decision, Status, Timing, choose
 from nvgemm_fusion.fusion.problem import Problem
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
@@ -64,9 +64,10 @@ def test_what_failed_is_out():
     assert choose([])[1] is None
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(1, 1000), st.floats(0, 0.09)), min_size=1, max_size=12))
+@given(st.lists(st.tuples(st.booleans(), st.floats(1, 1000), st.floats(0, 0.1)), min_size=1, max_size=12))
 def test_never_slower_than_the_best_by_more_than_the_spread(rows):
     alternatives = [(ours if own else aten)(us, us * part) for own, us, part in rows]
+    assume(all(a.timing.spread / a.timing.us <= UNSTEADY for a in alternatives))  # a tenth of 41 is more, by a bit
     explained, chosen = choose(alternatives)
     if all(own for own, _, _ in rows):
         assert chosen is None
