@@ -10,7 +10,7 @@
     expressions     how each op is written in CuTe DSL, and how exact that is
     emit            EpilogueProgram -> the source of QuACK's epilogue function
     dry_run         that source, run on the CPU
-    providers       a spec -> a library, by QuACK or by the CUTLASS Operator API
+    providers       a spec -> a library, by QuACK, the CUTLASS Operator API or `skinny`
     library         a kernel as a shared library: linked, and loaded
     skinny          a GEMM of our own, for products of at most 8 rows
     tf32            QuACK's GEMM with float32 operands

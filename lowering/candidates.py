@@ -22,14 +22,8 @@ from .heuristics import estimates
 from .kernel import Candidate
 from .occupancy import model_of
 from .providers import OPERATORS, QUACK, SKINNY
-from .spaces import SPACES, Space
+from .spaces import SKINNY_ROWS, SKINNY_TILES, SPACES, Space
 from .targets import Target
-
-SKINNY_ROWS = 8
-"""The most rows of a product for which there are skinny kernels."""
-_SKINNY = ((32, 8), (16, 4), (16, 8))
-"""The columns of a block and the parts of K, best first. Of 30 such kernels on an H200, over 9 GEMMs at one row, the
-best of these was within 1.1 % of the best (geometric mean), and the first alone within 3 %: `h200-skinny.json`."""
 
 
 def candidates(
@@ -57,8 +51,8 @@ def tiled_candidates(problem: Problem, target: Target, program: EpilogueProgram,
     """The best `limit` candidates among the kernels of tiles, best first, where `target` has such kernels at all."""
     space, model = SPACES[target.arch], model_of(target)
     ranked = sorted(_quack(problem, space, program), key=lambda candidate: model.us(problem, candidate, program))
-    plain = sorted(_operators(problem, space), key=lambda candidate: model.us(problem, candidate, program))
-    plain = plain if program.is_identity and problem.dtype != torch.float32 else []
+    plain = list(_operators(problem, space)) if program.is_identity and problem.dtype != torch.float32 else []
+    plain.sort(key=lambda candidate: model.us(problem, candidate, program))
     if limit is None:
         return ranked + plain
     plain = plain[: limit // 3]
@@ -105,7 +99,7 @@ def _skinny(problem: Problem) -> list[Candidate]:
         return []
     if problem.k * problem.dtype.itemsize % ALIGNMENT_BYTES:  # lines of A and B that are padded: the last loads read on
         return []
-    return [Candidate(SKINNY, columns, SKINNY_ROWS, swap_ab=True, split_k=parts) for columns, parts in _SKINNY]
+    return [Candidate(SKINNY, columns, SKINNY_ROWS, swap_ab=True, split_k=parts) for columns, parts in SKINNY_TILES]
 
 
 def _operators(problem: Problem, space: Space) -> Iterator[Candidate]:

@@ -1,4 +1,4 @@
-"""Spaces: which configurations QuACK's GEMM has on each architecture, and what it is told beside them.
+"""Spaces: which configurations QuACK's GEMM has on each architecture, and what it is told beside them; and our own's.
 
     sm_90a    WGMMA; pingpong or cooperative, clusters that share loads
     sm_100a   tcgen05: the accumulator lies in tensor memory, two blocks of a cluster compute as a pair
@@ -7,9 +7,9 @@
 The spaces of SM100 and SM120 are those that the library tunes over itself (`quack.gemm_config`), and of SM120 the
 narrower tiles too, for decoding. Each was compiled to machine code with an epilogue; none was ever run here.
 
-Split-K, which QuACK has as well, is left out. It gives more blocks to products of few tiles, which do not need them:
-reading the same 117 MB on an H200, 16 x 4096 x 14336 took 42.8 us with its 64 blocks, and 16 x 14336 x 4096 with 112 of
-them 41.3 (`bench/results/h200-candidates.json`).
+Split-K, which QuACK has as well, is left out: its parts wait for one another (1, 2 and 3 of them took 43, 48 and 52 us
+for 16 x 14336 x 4096 on an H200), and kernels with swapped operands do not have it. Where few rows leave a GPU waiting,
+skinny kernels split K within a block, with the same configurations on each architecture.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from ..fusion.program import EpilogueProgram
 from . import shared_memory
 from .kernel import Candidate
 
+SKINNY_ROWS = 8
+"""The most rows of a product for which there are skinny kernels."""
+SKINNY_TILES = ((32, 8), (16, 4), (16, 8))
+"""The columns of a block and the parts of K, best first. Of 30 such kernels on an H200, over 9 GEMMs at one row, the
+best of these was within 1.1 % of the best (geometric mean), and the first alone within 3 %: `h200-skinny.json`."""
 _ACCUMULATOR_REGISTERS = 208
 """32-bit accumulator registers a thread may hold on SM90; with more, the epilogue spills."""
 

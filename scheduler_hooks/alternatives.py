@@ -132,7 +132,8 @@ def our_contender(contest: Contest, region: Region | None, candidate: Candidate)
         alternative = replace(alternative, epilogue=captured.program.digest)
     # Of what the template buffer reads: ATen's choices, and so our candidates while it is lowered, may read a bias that
     # nothing has expanded. From the inputs of what is chosen Inductor learns which buffers are still needed.
-    choice = NvgemmChoice(candidate, contest.node.node.inputs, choice.layout, choice.alpha, choice.beta)
+    inputs, scalars = contest.node.node.inputs, (choice.alpha, choice.beta)
+    choice = NvgemmChoice(candidate, inputs, choice.layout, *scalars, choice.known_as)
     return Contender(alternative, region, choice, KernelCall(spec, contest.gemm, captured))
 
 

@@ -55,7 +55,7 @@ class NvgemmChoice(ExternKernelCaller):
         layout: ir.Layout,
         alpha: float,
         beta: float,
-        known_as: str | None = None,
+        known_as: str,
     ) -> None:
         ir.ChoiceCaller.__init__(self, f"nvgemm_{candidate}".replace(" ", "_"), inputs, layout, str(candidate))
         self.candidate = candidate
@@ -68,7 +68,7 @@ class NvgemmChoice(ExternKernelCaller):
         return f"NvgemmChoice({self.candidate})"
 
     def hash_key(self) -> str:
-        return self.known_as or f"{self.name}-{self.alpha}-{self.beta}"
+        return self.known_as
 
     def call_name(self) -> str:
         return self.name

@@ -200,8 +200,8 @@ MUTANTS = (
     Mutant(
         "a buffer that a kernel reads is freed before",
         "scheduler_hooks/alternatives.py",
-        "choice = NvgemmChoice(candidate, contest.node.node.inputs, choice.layout, choice.alpha, choice.beta)",
-        "choice = NvgemmChoice(candidate, choice.input_nodes, choice.layout, choice.alpha, choice.beta)",
+        "inputs, scalars = contest.node.node.inputs,",
+        "inputs, scalars = choice.input_nodes,",
         "tests/test_pass.py",
     ),
     Mutant(
@@ -221,8 +221,8 @@ MUTANTS = (
     Mutant(
         "Inductor finds no time of ours, and compiles its own anew",
         "scheduler_hooks/choices.py",
-        "        return self.known_as or f",
-        "        return f",
+        "        return self.known_as",
+        "        return self.name",
         "tests/test_pass.py",
     ),
     Mutant(

@@ -8,10 +8,11 @@ import pytest
 import torch
 from nvgemm_fusion.fusion.problem import Problem
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
-from nvgemm_fusion.lowering.candidates import SKINNY_ROWS, candidates
+from nvgemm_fusion.lowering.candidates import candidates
 from nvgemm_fusion.lowering.kernel import Candidate
 from nvgemm_fusion.lowering.launcher import bind
 from nvgemm_fusion.lowering.providers import OPERATORS, QUACK, SKINNY
+from nvgemm_fusion.lowering.spaces import SKINNY_ROWS
 from nvgemm_fusion.lowering.targets import TARGETS
 from nvgemm_fusion.lowering.verification import mismatch
 from test_compile import assert_machine_code, compiler, everything, identity, spec_of  # noqa: F401
