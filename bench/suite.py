@@ -200,13 +200,19 @@ def stock_has_nvgemm() -> bool:
 
 @lru_cache(maxsize=None)
 def peaks() -> tuple[float, float]:
-    """What this GPU reaches: bytes a second of a long copy, and operations a second of a large matrix product."""
+    """What this GPU reaches: bytes a second of a long copy or of a long read, whichever is faster (a product of few rows
+    does little but read), and operations a second of a large matrix product."""
     source = torch.randn(1 << 29, device="cuda").bfloat16()
-    target, a, b = torch.empty_like(source), *(torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    product = torch.empty_like(a)
-    runs = [lambda: target.copy_(source), lambda: torch.mm(a, b, out=product)]
-    copy, multiply = Stopwatch(ROUNDS, BUDGET_MS).time(runs)
-    return 2 * source.nbytes / copy.us * 1e6, 2 * 8192**3 / multiply.us * 1e6
+    target, total = torch.empty_like(source), torch.zeros((), device="cuda")
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    product, words = torch.empty_like(a), source.view(torch.float32)
+    runs = [
+        lambda: target.copy_(source),
+        lambda: torch.sum(words, dim=0, out=total),
+        lambda: torch.mm(a, b, out=product),
+    ]
+    copy, read, multiply = (timing.us / 1e6 for timing in Stopwatch(ROUNDS, BUDGET_MS).time(runs))
+    return max(2 * source.nbytes / copy, source.nbytes / read), 2 * 8192**3 / multiply
 
 
 CUBLASLT = {

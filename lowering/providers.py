@@ -115,25 +115,24 @@ def _compile_quack(spec: KernelSpec) -> Any:
     candidate, space = spec.candidate, SPACES[spec.arch]
     function = _epilogue_function(spec) if space.lanes == 1 else _lane_by_lane(_epilogue_function(spec))
     epilogue = gemm_epilogue(ops=pins, outputs=tuple(name for name, _ in outputs))(function)
-    with _fake_gpu():
-        tensors = {name: _fake(*description) for name, description in operands.items()}
-        tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major) for name, store in outputs}
-        store = spec.program.stores[0]
-        plan = epilogue.gemm(
-            _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
-            _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
-            _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major),
-            epi_args={**tensors, **numbers},
-            tile_M=space.library_tile_m(candidate),
-            tile_N=candidate.tile_n,
-            cluster_M=candidate.cluster_m,
-            cluster_N=candidate.cluster_n,
-            pingpong=candidate.pingpong,
-            is_dynamic_persistent=space.dynamic,
-            swap_ab=candidate.swap_ab,
-            b_kn=True,
-            _launch=False,
-        )
+    tensors = {name: _fake(*description) for name, description in operands.items()}
+    tensors |= {name: _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major) for name, store in outputs}
+    store = spec.program.stores[0]
+    plan = epilogue.gemm(
+        _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
+        _fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
+        _fake((FAKE_SIZE, FAKE_SIZE), CARRIERS[store.dtype], store.major),
+        epi_args={**tensors, **numbers},
+        tile_M=space.library_tile_m(candidate),
+        tile_N=candidate.tile_n,
+        cluster_M=candidate.cluster_m,
+        cluster_N=candidate.cluster_n,
+        pingpong=candidate.pingpong,
+        is_dynamic_persistent=space.dynamic,
+        swap_ab=candidate.swap_ab,
+        b_kn=True,
+        _launch=False,
+    )
     return plan.compiled_fn
 
 
@@ -176,9 +175,9 @@ def _compile_operators(spec: KernelSpec) -> Any:
         raise ValueError("the Operator API has no SM90 kernel with an epilogue")
     store, candidate = spec.program.stores[0], spec.candidate
     arguments = cutlass.operators.GemmArguments(
-        A=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major, "cpu"),
-        B=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major, "cpu"),
-        out=_fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major, "cpu"),
+        A=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.a_major),
+        B=_fake((FAKE_SIZE, FAKE_SIZE), spec.dtype, spec.b_major),
+        out=_fake((FAKE_SIZE, FAKE_SIZE), store.dtype, store.major),
         accumulator_type=torch.float32,
     )
     wanted = (candidate.tile_m, candidate.tile_n), (candidate.cluster_m, candidate.cluster_n)
@@ -280,13 +279,16 @@ def _lane_by_lane(function: Callable[..., dict[str, Any]]) -> Callable[..., dict
     return lanes
 
 
-def _fake_gpu() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+class _Fake(torch.Tensor):
+    """A tensor without memory to compile against, which says of itself that it is on a GPU.
 
-    return FakeTensorMode()
+    One of a FakeTensorMode could say so, too, but makes each process import Dynamo, which takes longer than a kernel.
+    """
+
+    is_cuda = True
 
 
-def _fake(shape: tuple[int, ...], dtype: torch.dtype, major: Major = Major.ROW, device: str = "cuda") -> torch.Tensor:
+def _fake(shape: tuple[int, ...], dtype: torch.dtype, major: Major = Major.ROW) -> torch.Tensor:
     if major is Major.COLUMN and len(shape) == 2:
-        return torch.empty(shape[::-1], dtype=dtype, device=device).t()
-    return torch.empty(shape, dtype=dtype, device=device)
+        return _fake(shape[::-1], dtype).t()
+    return torch.empty(shape, dtype=dtype, device="meta").as_subclass(_Fake)

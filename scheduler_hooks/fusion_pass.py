@@ -99,10 +99,14 @@ def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[Base
             found = _contest(gemm, choice, nodes)
             if not isinstance(found, Refusal) and not (_is_kept() and tuning.is_known(found[0])):
                 contests[gemm] = found[0]
-    for start in (compile_ahead, compile_stock_ahead):
-        for gemm, contest in contests.items():
-            with _only_a_warning(gemm):
-                start(contest)
+    for gemm, contest in contests.items():
+        with _only_a_warning(gemm):
+            compile_ahead(contest)
+    # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its list
+    # alone what does not compile. The others would miss a time for that in the cache, and have all choices timed again.
+    for gemm in reversed(contests):
+        with _only_a_warning(gemm):
+            compile_stock_ahead(contests[gemm])
 
 
 @contextlib.contextmanager

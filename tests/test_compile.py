@@ -24,7 +24,7 @@ from nvgemm_fusion.lowering import kernel as kernel_module
 from nvgemm_fusion.lowering import worker as worker_module
 from nvgemm_fusion.lowering.compiler import CompiledKernel, KernelCompiler
 from nvgemm_fusion.lowering.kernel import Candidate, KernelSpec
-from nvgemm_fusion.lowering.providers import OPERATORS, QUACK
+from nvgemm_fusion.lowering.providers import OPERATORS, QUACK, SKINNY
 from nvgemm_fusion.lowering.store import KernelStore
 
 SMALL = Candidate(QUACK, 64, 64)
@@ -354,14 +354,21 @@ def test_the_compilers_are_imported_early_where_something_is_missing(lone_compil
     process.wait()
 
 
-def test_workers_import_nothing_of_inductor():
+def test_workers_import_nothing_of_inductor(tmp_path):
+    """Neither at the start nor with the first kernel of a provider: half of torch takes longer than a kernel."""
+    kernels = [spec_of(program=everything(torch.bfloat16, Major.ROW)), spec_of(Candidate(OPERATORS, 64, 128))]
+    kernels.append(spec_of(Candidate(SKINNY, 16, 8, swap_ab=True, split_k=4)))
     script = (
-        "import sys\n"
+        "import json, sys\n"
         "from nvgemm_fusion.lowering import compile_worker\n"
         "compile_worker.import_without_inductor()\n"
         "assert 'quack.epilogue.frontend' in sys.modules\n"
+        "for number, spec in enumerate(json.loads(sys.argv[1])):\n"
+        "    answer = compile_worker.answer({'spec': spec, 'library': f'{sys.argv[2]}/{number}.so'})\n"
+        "    assert answer['ok'], answer\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])\n"
     )
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    command = [sys.executable, "-c", script, json.dumps([spec.to_json() for spec in kernels]), str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
     assert done.stdout.strip() == "[]"
