@@ -200,8 +200,8 @@ def stock_has_nvgemm() -> bool:
 
 @lru_cache(maxsize=None)
 def peaks() -> tuple[float, float]:
-    """What this GPU reaches: bytes a second of a long copy or of a long read, whichever is faster (a product of few rows
-    does little but read), and operations a second of a large matrix product."""
+    """What this GPU reaches: bytes a second, of a long copy or of a long read, whichever is faster (a product of few
+    rows does little but read), and operations a second of a large matrix product."""
     source = torch.randn(1 << 29, device="cuda").bfloat16()
     target, total = torch.empty_like(source), torch.zeros((), device="cuda")
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))

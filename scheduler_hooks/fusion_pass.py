@@ -102,8 +102,8 @@ def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[Base
     for gemm, contest in contests.items():
         with _only_a_warning(gemm):
             compile_ahead(contest)
-    # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its list
-    # alone what does not compile. The others would miss a time for that in the cache, and have all choices timed again.
+    # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its
+    # list alone what does not compile. The others would miss a time for that, and have all choices timed again.
     for gemm in reversed(contests):
         with _only_a_warning(gemm):
             compile_stock_ahead(contests[gemm])
