@@ -54,6 +54,16 @@ class Timing:
         lower, middle, upper = statistics.quantiles(rounds, n=4)
         return cls(middle, (upper - lower) / 2)
 
+    @classmethod
+    def mean(cls, timings: Sequence[Timing]) -> Timing:
+        """Of the same thing in several windows. Its spread is that of a window, or between them, whichever is larger.
+        Raises ValueError when there is none."""
+        if not timings:
+            raise ValueError("a mean needs at least one timing")
+        us = [timing.us for timing in timings]
+        within = statistics.fmean(timing.spread for timing in timings)
+        return cls(statistics.fmean(us), max(within, (max(us) - min(us)) / 2))
+
 
 @dataclass(frozen=True)
 class Alternative:

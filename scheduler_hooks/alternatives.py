@@ -33,9 +33,9 @@ from ..lowering.trial import shared_trial
 from .choices import NvgemmChoice
 from .contest import Contender, Contest
 from .kernel_call import KernelCall
-from .stopwatch import Stopwatch
+from .stopwatch import ROUNDS, Stopwatch, mean_of
 from .virtual_device import current_virtual_device
-from .workload import Workload
+from .workload import PLACES, Workload
 
 TRITON_TEMPLATES = 2
 """How many of the Triton templates, by Inductor's own timing, are timed again here."""
@@ -261,21 +261,19 @@ def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) 
     with _turn(device, store), torch.cuda.device(device):
         entrants = [_tried(entrant, device, store) for entrant in entrants]
         try:
-            stopwatch = Stopwatch(budget_ms=config.nvgemm_fusion_benchmark_ms)
+            stopwatch = Stopwatch(-(-ROUNDS // PLACES), config.nvgemm_fusion_benchmark_ms / PLACES)
         except torch.OutOfMemoryError:
             return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
-        runs = workload.runs(entrants)
-        results = stopwatch.time([run if callable(run) else None for run in runs])
-        refusals = [run if isinstance(run, Refusal) else None for run in runs]
-        del runs, stopwatch
+        results = mean_of([stopwatch.time(runs) for runs in workload.places(entrants)])
+        del stopwatch
         workload.release()
         torch.cuda.empty_cache()  # gives back the room that was needed
     timed = []
-    for entrant, refusal, result in zip(entrants, refusals, results):
+    for entrant, result in zip(entrants, results):
         alternative = entrant.alternative
         if isinstance(result, Timing):
             alternative = replace(alternative, timing=result)
         elif alternative.status is not Status.FAILED:
-            alternative = replace(alternative, status=Status.FAILED, refusal=result if refusal is None else refusal)
+            alternative = replace(alternative, status=Status.FAILED, refusal=result)
         timed.append(replace(entrant, alternative=alternative))
     return timed

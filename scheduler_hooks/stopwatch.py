@@ -23,6 +23,7 @@ from ..fusion.decision import Timing
 from ..fusion.reasons import Reason, Refusal, described
 
 Run = Callable[[], None]
+Timed = Timing | Refusal
 Samples = dict[int, list[float]]
 """Microseconds of each round, by the number of the run. A run that was dropped has fewer rounds than the others."""
 
@@ -56,9 +57,9 @@ class Stopwatch:
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()  # one for all: what a replay leaves behind, nobody reads
 
-    def time(self, runs: Sequence[Run | None]) -> list[Timing | Refusal]:
-        """A timing for each of `runs`, or why it has none. A run that raises is refused (None as well)."""
-        captured = [Refusal(Reason.NOT_MEASURED) if run is None else self._capture(run) for run in runs]
+    def time(self, runs: Sequence[Run | Refusal]) -> list[Timed]:
+        """A timing for each of `runs`, or why it has none. A run that raises is refused; what is refused stays so."""
+        captured = [run if isinstance(run, Refusal) else self._capture(run) for run in runs]
         graphs = {i: graph for i, graph in enumerate(captured) if isinstance(graph, torch.cuda.CUDAGraph)}
         samples = self._window(graphs)
         if clock_change(samples) > CLOCK_CHANGE:
@@ -109,6 +110,12 @@ class Stopwatch:
         graph.replay()
         end.record()
         return start, end
+
+
+def mean_of(windows: Sequence[Sequence[Timed]]) -> list[Timed]:
+    """Of the same things in several windows: the mean of each. What was refused in one is refused."""
+    refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in zip(*windows)]
+    return [Timing.mean(of) if refusal is None else refusal for refusal, of in zip(refusals, zip(*windows))]
 
 
 def contending(samples: Samples, alive: Sequence[int]) -> list[int]:

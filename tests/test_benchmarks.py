@@ -13,6 +13,7 @@ import pytest
 import torch
 from nvgemm_fusion.bench import candidates, compile_time, e2e, fit, gpus, launch, operations_page, plots, suite
 from nvgemm_fusion.bench.layers import LAYERS, M_SIZES, Gemm, program
+from nvgemm_fusion.fusion.decision import Timing
 from nvgemm_fusion.fusion.program import OperandKind
 from nvgemm_fusion.fusion.reference import evaluate
 from nvgemm_fusion.lowering.candidates import _rated
@@ -129,6 +130,26 @@ def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypat
     assert [setting for setting, state in turns if state == "cold"] == ["on", "off", "off", "on", "on", "off"]
     assert row["graph"] == "graph" and all(row[state]["ratio"] == 1.25 for state in compile_time.STATES)
     assert (row["warm"]["off"], row["warm"]["on"], len(row["warm"]["seconds"]["on"])) == (2.0, 2.5, 9)
+
+
+def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
+    class MadeUp:
+        def __init__(self, rounds, budget_ms):
+            assert rounds == suite.ROUNDS
+
+        def time(self, runs):
+            return [Timing(run()) for run in runs]
+
+    monkeypatch.setattr(suite, "Stopwatch", MadeUp)
+    places, inputs = [], (torch.ones(2, 3).t(), torch.ones(4))
+
+    def form(*tensors):
+        assert [t.stride() for t in tensors] == [t.stride() for t in inputs]
+        places.append({t.data_ptr() for t in tensors})
+        return float(len(places))
+
+    assert suite.in_places([form], inputs) == [Timing(2.5, 1.5)]
+    assert len(set.union(*places)) == 2 * len(places) == 2 * suite.PLACES
 
 
 def test_what_end_to_end_says_of_a_choice():

@@ -87,6 +87,14 @@ def test_timing_is_the_median_and_half_the_interquartile_range():
         Timing.of([])
 
 
+def test_the_mean_of_timings_spreads_as_far_as_they_do():
+    assert Timing.mean([Timing(4.0, 0.25), Timing(6.0, 0.5)]) == Timing(5.0, 1.0)
+    assert Timing.mean([Timing(5.0, 0.25), Timing(5.25, 0.5)]) == Timing(5.125, 0.375)
+    assert Timing.mean([Timing(5.0, 0.25)]) == Timing(5.0, 0.25)
+    with pytest.raises(ValueError):
+        Timing.mean([])
+
+
 def decision(alternatives=(), chosen=None, refusals=()):
     program, _ = ProgramBuilder().build([Store(ACCUMULATOR, torch.bfloat16)])
     problem = Problem(16, 32, 64, torch.bfloat16, Major.ROW, Major.COLUMN, "sm_90a")

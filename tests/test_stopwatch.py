@@ -73,14 +73,15 @@ def gpu(monkeypatch):
 
 def timed(graph, *times, **options):
     graphs = [graph(x) for x in times]
-    return Stopwatch(**options).time([lambda g=g: g for g in graphs] + [None]), [g.replays for g in graphs]
+    runs = [lambda g=g: g for g in graphs] + [Refusal(Reason.COMPILE_ERROR)]
+    return Stopwatch(**options).time(runs), [g.replays for g in graphs]
 
 
 def test_a_window(gpu):
     (near, nearer, far, missing), replays = timed(
         gpu, itertools.repeat(50.0), itertools.cycle([49.0, 51.0]), itertools.repeat(80.0)
     )
-    assert (near, nearer.us, far) == (Timing(50.0), 49.0, Timing(80.0)) and missing.reason is Reason.NOT_MEASURED
+    assert (near, nearer.us, far) == (Timing(50.0), 49.0, Timing(80.0)) and missing.reason is Reason.COMPILE_ERROR
     assert replays == [25, 25, stopwatch.FIRST_ROUNDS]
 
 
@@ -99,6 +100,13 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
     assert first.us == second.us == 60.0 and replays == [50, 50]
 
 
+def test_what_was_refused_in_one_window_is_refused():
+    refusal = Refusal(Reason.RUN_ERROR, "no")
+    first, second = [Timing(4.0, 0.5), Timing(5.0), refusal], [Timing(6.0, 0.5), refusal, Timing(5.0)]
+    assert stopwatch.mean_of([first, second]) == [Timing(5.0, 1.0), refusal, refusal]
+    assert stopwatch.mean_of([first]) == first and stopwatch.mean_of([]) == []
+
+
 @pytest.fixture
 def timed_by_name(monkeypatch, tmp_path):
     """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it, a Refusal of STOPWATCH what
@@ -111,17 +119,21 @@ def timed_by_name(monkeypatch, tmp_path):
         def release(self):
             self.is_released = True
 
-        def runs(self, entrants):
-            found = [outcomes[entrant.alternative.candidate] for entrant in entrants]
-            are_refused = [isinstance(of, Refusal) and of.reason is not Reason.RUN_ERROR for of in found]
-            return [of if is_refused else lambda of=of: of for of, is_refused in zip(found, are_refused)]
+        def places(self, entrants):
+            for slower in (0.0, 2.0):
+                yield [self.run(outcomes[entrant.alternative.candidate], slower) for entrant in entrants]
+
+        def run(self, outcome, slower):
+            if isinstance(outcome, Timing):
+                return lambda: Timing(outcome.us + slower)
+            return (lambda: outcome) if outcome.reason is Reason.RUN_ERROR else outcome
 
     class MadeUp:
-        def __init__(self, budget_ms):
-            assert budget_ms == 150
+        def __init__(self, rounds, budget_ms):
+            assert (rounds, budget_ms) == (13, 75)
 
         def time(self, runs):
-            return [Refusal(Reason.NOT_MEASURED) if run is None else run() for run in runs]
+            return [run if isinstance(run, Refusal) else run() for run in runs]
 
     monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
@@ -142,8 +154,8 @@ def timed_by_name(monkeypatch, tmp_path):
 
 def test_each_entrant_says_why_it_has_no_time(timed_by_name):
     wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
-    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)
-    assert (first.alternative.timing, first.alternative.status) == (Timing(5.0), Status.MEASURED)
+    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)  # and 7 in the other place
+    assert (first.alternative.timing, first.alternative.status) == (Timing(6.0, 1.0), Status.MEASURED)
     assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
     assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
 
@@ -159,7 +171,7 @@ def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
 
 
 def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
-    def no_room(budget_ms):
+    def no_room(rounds, budget_ms):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(alternatives, "Stopwatch", no_room)

@@ -8,6 +8,7 @@ import types
 import weakref
 
 import pytest
+import torch
 from nvgemm_fusion.fusion.decision import Alternative, Backend, Status
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.scheduler_hooks import workload
@@ -17,7 +18,7 @@ from nvgemm_fusion.scheduler_hooks.workload import Workload
 
 @pytest.fixture
 def events():
-    """What happened, in order: ("compile", names), ("wait", names), ("run", names) and ("gemm", choice)."""
+    """What happened, in order: ("compile", names), ("wait", names), ("run", names), ("gemm", choice), ("place", B)."""
     return []
 
 
@@ -48,8 +49,12 @@ def made_up(events, monkeypatch, tmp_path):
     nodes = {name: node(name) for name in "abc"}
     gemm = types.SimpleNamespace(scheduler=types.SimpleNamespace(compile_kernel=compile_kernel))
     contest = types.SimpleNamespace(
-        node=gemm, nodes=nodes, separate=lambda region: ("a", "b" if region is None else "c")
+        node=gemm,
+        nodes=nodes,
+        separate=lambda region: ("a", "b" if region is None else "c"),
+        gemm=types.SimpleNamespace(b=types.SimpleNamespace(buffer="weight")),
     )
+
     class Pool:
         is_there = True
 
@@ -71,6 +76,7 @@ def made_up(events, monkeypatch, tmp_path):
     monkeypatch.setattr(workload, "grouped", lambda group: group)
     monkeypatch.setattr(Workload, "_stock_gemm", lambda self, choice: lambda: events.append(("gemm", choice)))
     monkeypatch.setattr(Workload, "_adopt", lambda self, arguments, nodes: arguments)
+    monkeypatch.setattr(Workload, "_buffer", lambda self, name: events.append(("place", name)))
     monkeypatch.setattr(Workload, "_fused_triton", lambda self, entrant: lambda: lambda: None)
     made_up = Workload(contest)
     made_up.pool = Pool
@@ -84,7 +90,8 @@ def stock(choice, region=None):
 @pytest.mark.parametrize("pool", [True, False])
 def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, pool):
     made_up.pool.is_there = pool
-    first, second = made_up.runs([stock("mm"), stock("bmm")])
+    places = made_up.places([stock("mm"), stock("bmm")])
+    first, second = next(places)
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
     compiled = ["pool", "wait"] if pool else []
     assert [what for what, name in events if name == "a"] == ["compile", "starts", *compiled, "load"]
@@ -92,20 +99,34 @@ def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, po
     events.clear()
     first()
     second()
-    assert events == [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
+    ran = [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
+    assert events == ran
+    events.clear()
+    for run in next(places):
+        run()
+    assert events == [("place", "weight"), *ran] and list(places) == []
+
+
+def test_without_room_for_another_place_there_is_one(made_up, monkeypatch):
+    def no_room(self, name):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Workload, "_buffer", no_room)
+    ((run,),) = made_up.places([stock("mm")])
+    run()
 
 
 def test_what_was_prepared_is_not_compiled_again(made_up, events):
     made_up.prepare([stock("mm")])
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
-    made_up.runs([stock("mm"), stock("bmm"), stock("mm", region="ab")])
+    next(made_up.places([stock("mm"), stock("bmm"), stock("mm", region="ab")]))
     assert [what for what in events if what[0] == "compile"] == [("compile", name) for name in "abc"]
 
 
 def test_who_fails_is_out_and_the_others_go_on(made_up, events):
     refused = Refusal(Reason.COMPILE_ERROR, "no room")
     out = Contender(Alternative(Backend.NVGEMM, "quack", status=Status.FAILED, refusal=refused), None, None)
-    found = made_up.runs([out, stock("mm", region="ab"), stock("bmm")])
+    found = next(made_up.places([out, stock("mm", region="ab"), stock("bmm")]))
     assert found[0] is refused
     assert isinstance(found[1], Refusal) and "RuntimeError: no such instruction" in found[1].detail
     assert callable(found[2]) and ("run", "c") not in events
@@ -115,8 +136,9 @@ def test_nothing_keeps_a_workload_when_its_runs_are_gone(made_up):
     gc.disable()
     try:
         other = Workload(made_up.contest)
-        runs, gone = other.runs([stock("mm")]), weakref.ref(other)
-        del other, runs
+        places, gone = other.places([stock("mm")]), weakref.ref(other)
+        runs = next(places)
+        del other, runs, places
         assert gone() is None
     finally:
         gc.enable()
