@@ -55,11 +55,13 @@ class Stopwatch:
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._sum = torch.zeros((), device="cuda")
         self._stream = torch.cuda.Stream()
-        self._pool = torch.cuda.graph_pool_handle()  # one for all: what a replay leaves behind, nobody reads
 
     def time(self, runs: Sequence[Run | Refusal]) -> list[Timed]:
         """A timing for each of `runs`, or why it has none. A run that raises is refused; what is refused stays so."""
-        captured = [run if isinstance(run, Refusal) else self._capture(run) for run in runs]
+        # One pool for all: what a replay leaves behind, nobody reads. Not for the next window, too: a pool whose graphs
+        # are gone takes no others.
+        pool = torch.cuda.graph_pool_handle()
+        captured = [run if isinstance(run, Refusal) else self._capture(run, pool) for run in runs]
         graphs = {i: graph for i, graph in enumerate(captured) if isinstance(graph, torch.cuda.CUDAGraph)}
         samples = self._window(graphs)
         if clock_change(samples) > CLOCK_CHANGE:
@@ -83,7 +85,7 @@ class Stopwatch:
                 samples[i].append(start.elapsed_time(end) * 1e3)
         return samples
 
-    def _capture(self, run: Run) -> torch.cuda.CUDAGraph | Refusal:
+    def _capture(self, run: Run, pool: tuple[int, int]) -> torch.cuda.CUDAGraph | Refusal:
         graph = torch.cuda.CUDAGraph()
         try:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -91,7 +93,7 @@ class Stopwatch:
                 for _ in range(2):  # compiles, tunes, and allocates what a kernel keeps
                     run()
                 torch.cuda.synchronize()
-                graph.capture_begin(self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
                     run()
                 finally:

@@ -66,7 +66,8 @@ def gpu(monkeypatch):
         self.rounds, self.budget_ms = rounds, budget_ms
 
     monkeypatch.setattr(Stopwatch, "__init__", construct)
-    monkeypatch.setattr(Stopwatch, "_capture", lambda self, run: run())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(Stopwatch, "_capture", lambda self, run, pool: run())
     monkeypatch.setattr(Stopwatch, "_replay", replay)
     return Graph
 
