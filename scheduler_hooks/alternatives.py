@@ -264,7 +264,11 @@ def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) 
             stopwatch = Stopwatch(-(-ROUNDS // PLACES), config.nvgemm_fusion_benchmark_ms / PLACES)
         except torch.OutOfMemoryError:
             return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
-        results = mean_of([stopwatch.time(runs) for runs in workload.places(entrants)])
+        windows = []
+        for runs in workload.places(entrants):
+            windows.append(stopwatch.time(runs))
+            del runs  # which hold B where it was
+        results = mean_of(windows)
         del stopwatch
         workload.release()
         torch.cuda.empty_cache()  # gives back the room that was needed

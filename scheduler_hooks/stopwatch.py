@@ -66,7 +66,10 @@ class Stopwatch:
         samples = self._window(graphs)
         if clock_change(samples) > CLOCK_CHANGE:
             samples = self._window(graphs)
-        return [Timing.of(samples[i]) if i in samples else captured[i] for i in range(len(runs))]
+        timings = [Timing.of(samples[i]) if i in samples else captured[i] for i in range(len(runs))]
+        del graphs, captured
+        torch.cuda.empty_cache()  # gives the pool back
+        return timings
 
     def _window(self, graphs: Mapping[int, torch.cuda.CUDAGraph]) -> Samples:
         alive, samples = list(graphs), {i: [] for i in graphs}

@@ -63,8 +63,8 @@ class Workload:
     def places(self, entrants: Sequence[Contender]) -> Iterator[list[Run | Refusal]]:
         """Each entrant as a function, or why it cannot be one (a kernel that does not load), for each place of B.
 
-        Inductor's kernels for all of them are compiled side by side. The functions of one place are of no use after
-        the next. Where there is no room for B to move, there is one place.
+        Inductor's kernels for all of them are compiled side by side. The functions of one place are to be gone when the
+        next is asked for, and B's memory there with them. Where there is no room for B to move, there is one place.
         """
         started = [self._start(entrant) for entrant in entrants]
         try:
@@ -83,8 +83,9 @@ class Workload:
             self._buffer(name)
         except torch.OutOfMemoryError:
             return False
-        del former  # not earlier: its memory would be used again
         self._bound.clear()
+        del former  # not earlier: its memory would be used again
+        torch.cuda.empty_cache()
         return True
 
     def _start(self, entrant: Contender) -> list[Making] | Refusal:
