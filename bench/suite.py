@@ -146,7 +146,8 @@ def measure(task: Task) -> dict[str, Any]:
 
 
 def in_places(forms: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> list[Timed]:
-    """The times of `forms`. Where a tensor lies changes them by up to two percent, so it lies in several places."""
+    """The times of `forms`, as means over several places in memory: where a weight lies changes them, and not all alike
+    (see `scheduler_hooks.workload`)."""
     stopwatch = Stopwatch(ROUNDS, BUDGET_MS)
     places = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]
     return mean_of([stopwatch.time([functools.partial(form, *place) for form in forms]) for place in places])

@@ -9,7 +9,9 @@ narrower tiles too, for decoding. Each was compiled to machine code with an epil
 
 Split-K, which QuACK has as well, is left out: its parts wait for one another (1, 2 and 3 of them took 43, 48 and 52 us
 for 16 x 14336 x 4096 on an H200), and kernels with swapped operands do not have it. Where few rows leave a GPU waiting,
-skinny kernels split K within a block, with the same configurations on each architecture.
+skinny kernels split K within a block, with the same configurations on each architecture. For 16 and 64 rows two more
+ways were tried, and are 1.5 and 4 % slower than the best of QuACK's and ATen's (geometric means over 13 GEMMs,
+`bench/results/h200-few-rows.json`): a skinny kernel of 16 rows, and a cluster whose blocks share K.
 """
 
 from __future__ import annotations

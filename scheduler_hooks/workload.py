@@ -6,7 +6,8 @@ and run faster. They are scaled so that the product is of order one, as in a mod
 instructions take a slower path.
 
 The GEMM's B lies in one place after the other. Where it lies in memory changes the time of a kernel that waits for it
-by up to two percent, of one kernel more than of another: with one place, the luckiest would win.
+by 1.5 percent either way, and not of each kernel alike (`bench/results/h200-places.json`): with one place, the luckiest
+would win.
 """
 
 from __future__ import annotations
