@@ -10,7 +10,7 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -57,23 +57,30 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
     return _timed(workload, contest.node.get_device(), stock + compiling())
 
 
-def compile_ahead(contest: Contest) -> None:
-    """Starts the compilation of our candidates, long before `contenders` is called."""
+def compile_ahead(contest: Contest, wanted: Collection[str]) -> None:
+    """Starts the compilation of our candidates, long before `contenders` is called. wanted: nodes that another GEMM may
+    take before. With one of them in its region, a kernel is compiled when it is known to compete."""
     compiler = shared_compiler(config.compile_threads)
     for region in list(contest.programs)[: 1 if config.nvgemm_fusion_force else None]:
-        for entrant in _ours(contest, region):
-            compiler.prepare(entrant.call.spec)
+        if _is_free(region, wanted):
+            for entrant in _ours(contest, region):
+                compiler.prepare(entrant.call.spec)
 
 
-def compile_stock_ahead(contest: Contest) -> None:
-    """Starts the compilation of Inductor's kernels, long before `contenders` is called: that compiles the same ones,
-    and finds them in Inductor's caches. First Inductor times its choices, as it would then."""
+def compile_stock_ahead(contest: Contest, wanted: Collection[str]) -> None:
+    """The same of Inductor's kernels: `contenders` compiles them, too, and finds them in Inductor's caches. First
+    Inductor times its choices, as it would then."""
     if contest.programs and current_virtual_device() is None:
-        _prepared_stock(contest)
+        _prepared_stock(contest, wanted)
 
 
-def _prepared_stock(contest: Contest) -> tuple[list[Contender], Workload] | Refusal:
-    """Stock's entrants, and the workload in which their kernels are being compiled."""
+def _is_free(region: Region | None, wanted: Collection[str]) -> bool:
+    return region is None or not set(region.nodes).intersection(wanted)
+
+
+def _prepared_stock(contest: Contest, wanted: Collection[str] = ()) -> tuple[list[Contender], Workload] | Refusal:
+    """Stock's entrants, and the workload in which their kernels are being compiled, as far as nobody may take a node of
+    their region before."""
     device = contest.node.get_device()
     shared_trial(device).prepare()
     stock = _stock(contest)
@@ -81,7 +88,7 @@ def _prepared_stock(contest: Contest) -> tuple[list[Contender], Workload] | Refu
         return stock
     workload = Workload(contest)
     with torch.cuda.device(device):
-        workload.prepare(stock)
+        workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
     return stock, workload
 
 

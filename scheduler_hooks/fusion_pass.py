@@ -90,23 +90,26 @@ def _take_out_candidates(buffer: ir.MultiTemplateBuffer) -> list[NvgemmChoice]:
 def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[BaseSchedulerNode]) -> None:
     """Starts the compilation of what will compete for each GEMM, so that it runs while one after the other is decided.
 
-    Where a decision takes nodes that another GEMM could have had, some of it is in vain. Ours come first: which of
-    Inductor's kernels compete is known when Inductor has timed its choices, which is a good time for ours to compile.
+    Of nodes that several GEMMs could have, as the product of a gated MLP, the first one's kernels alone are started:
+    whatever fuses there takes them, and the others would be in vain. Our kernels come before Inductor's: which of those
+    compete is known when Inductor has timed its choices, which is a good time for ours to compile.
     """
-    contests = {}
+    contests: dict[SchedulerNode, tuple[Contest, frozenset[str]]] = {}
+    wanted: frozenset[str] = frozenset()
     for gemm, choice in choices.items():
         with _only_a_warning(gemm):
             found = _contest(gemm, choice, nodes)
             if not isinstance(found, Refusal) and not (_is_kept() and tuning.is_known(found[0])):
-                contests[gemm] = found[0]
+                contests[gemm] = found[0], wanted
+                wanted = wanted.union(found[0].members)
     for gemm, contest in contests.items():
         with _only_a_warning(gemm):
-            compile_ahead(contest)
+            compile_ahead(*contest)
     # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its
     # list alone what does not compile. The others would miss a time for that, and have all choices timed again.
     for gemm in reversed(contests):
         with _only_a_warning(gemm):
-            compile_stock_ahead(contests[gemm])
+            compile_stock_ahead(*contests[gemm])
 
 
 @contextlib.contextmanager

@@ -327,7 +327,7 @@ def test_all_kernels_compile_before_the_first_gemm_is_decided(h200, inductor_con
 
     events, compiler, contenders = [], alternatives.shared_compiler(1), fusion_pass.contenders
     monkeypatch.setattr(compiler, "prepare", lambda spec: events.append(spec.program.digest), raising=False)
-    monkeypatch.setattr(fusion_pass, "compile_stock_ahead", lambda contest: events.append(contest.node.get_name()))
+    monkeypatch.setattr(fusion_pass, "compile_stock_ahead", lambda contest, _: events.append(contest.node.get_name()))
     monkeypatch.setattr(fusion_pass, "contenders", lambda contest: (events.append("contest"), contenders(contest))[1])
 
     def compiled():
@@ -344,10 +344,21 @@ def test_all_kernels_compile_before_the_first_gemm_is_decided(h200, inductor_con
     # What was decided before is not compiled again, and what goes wrong here goes no further.
     monkeypatch.setattr(tuning, "is_known", lambda contest: True)
     assert compiled() == ["contest", "contest"]
-    monkeypatch.setattr(fusion_pass, "compile_ahead", lambda contest: 1 / 0)
+    monkeypatch.setattr(fusion_pass, "compile_ahead", lambda contest, _: 1 / 0)
     monkeypatch.setattr(tuning, "is_known", lambda contest: False)
     assert compiled() == [*stock, "contest", "contest"]
     assert caplog.text.count("are not compiled ahead") == 2
+
+
+def test_no_kernel_is_compiled_for_nodes_that_another_gemm_takes(h200, decisions, monkeypatch):
+    from nvgemm_fusion.scheduler_hooks import alternatives
+
+    prepared, compiler = [], alternatives.shared_compiler(1)
+    monkeypatch.setattr(compiler, "prepare", lambda spec: prepared.append(spec.program.digest), raising=False)
+    torch.compile(lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v))(X, W, W + 1)
+    gate, up = decisions()
+    assert gate["fused"] and not up["fused"]
+    assert len(set(prepared)) == 2  # silu(gate) * up, and the product alone; not silu(gate) * up with up as the product
 
 
 def test_when_no_kernel_compiles_stock_runs(h200, decisions, monkeypatch):
