@@ -12,10 +12,11 @@ window that its first and its second half tell different times, it is measured o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -96,11 +97,12 @@ class Stopwatch:
                 for _ in range(2):  # compiles, tunes, and allocates what a kernel keeps
                     run()
                 torch.cuda.synchronize()
-                graph.capture_begin(pool, capture_error_mode="thread_local")
-                try:
-                    run()
-                finally:
-                    graph.capture_end()
+                with _generator_restored():
+                    graph.capture_begin(pool, capture_error_mode="thread_local")
+                    try:
+                        run()
+                    finally:
+                        graph.capture_end()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph.replay()
             torch.cuda.synchronize()
@@ -115,6 +117,18 @@ class Stopwatch:
         graph.replay()
         end.record()
         return start, end
+
+
+@contextlib.contextmanager
+def _generator_restored() -> Iterator[None]:
+    """A capture that fails leaves torch's generator in the state of one, and whoever draws random numbers then gets an
+    error: Inductor, for one, when it times a kernel of its own."""
+    try:
+        yield
+    except Exception:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())  # of a clone, nothing is being captured
+        raise
 
 
 def mean_of(windows: Sequence[Sequence[Timed]]) -> list[Timed]:

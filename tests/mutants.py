@@ -226,6 +226,27 @@ MUTANTS = (
         "tests/test_pass.py",
     ),
     Mutant(
+        "a contest is decided with B in one place",
+        "scheduler_hooks/workload.py",
+        "for number in range(PLACES):",
+        "for number in range(1):",
+        "tests/test_workload.py",
+    ),
+    Mutant(
+        "a window's refusal is forgotten in the next",
+        "scheduler_hooks/stopwatch.py",
+        "refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in zip(*windows)]",
+        "refusals = [None if isinstance(of[-1], Timing) else of[-1] for of in zip(*windows)]",
+        "tests/test_stopwatch.py",
+    ),
+    Mutant(
+        "kernels are compiled for nodes that another GEMM takes before",
+        "scheduler_hooks/alternatives.py",
+        "return region is None or not set(region.nodes).intersection(wanted)",
+        "return True",
+        "tests/test_pass.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',

@@ -101,6 +101,36 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
     assert first.us == second.us == 60.0 and replays == [50, 50]
 
 
+def test_a_capture_that_fails_does_not_keep_the_generator(monkeypatch):
+    class Generator:
+        def clone_state(self):
+            return "a state in which nothing is captured"
+
+        def graphsafe_set_state(self, state):
+            self.state = state
+
+    generator = Generator()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
+    with stopwatch._generator_restored():
+        pass
+    assert not hasattr(generator, "state")
+    with pytest.raises(RuntimeError, match="capture"), stopwatch._generator_restored():
+        raise RuntimeError("no capture")
+    assert generator.state == generator.clone_state()
+
+
+@pytest.mark.gpu
+def test_random_numbers_are_drawn_after_a_capture_that_failed():
+    ones = torch.ones(64, 64, device="cuda")
+    for _ in range(2):  # and the stopwatch goes on with other windows
+        watch = Stopwatch()
+        for _ in range(2):
+            fine, failed = watch.time([lambda: ones.mul(2), lambda: ones.sum().item()])
+            assert isinstance(fine, Timing) and failed.reason is Reason.RUN_ERROR
+            assert torch.randn(8, device="cuda").isfinite().all()
+
+
 def test_what_was_refused_in_one_window_is_refused():
     refusal = Refusal(Reason.RUN_ERROR, "no")
     first, second = [Timing(4.0, 0.5), Timing(5.0), refusal], [Timing(6.0, 0.5), refusal, Timing(5.0)]
