@@ -54,6 +54,10 @@ class Timing:
         lower, middle, upper = statistics.quantiles(rounds, n=4)
         return cls(middle, (upper - lower) / 2)
 
+    def scaled(self, factor: float) -> Timing:
+        """The time at another pace."""
+        return Timing(factor * self.us, factor * self.spread)
+
     @classmethod
     def mean(cls, timings: Sequence[Timing]) -> Timing:
         """Of the same thing in several windows. Its spread is that of a window, or between them, whichever is larger.

@@ -132,9 +132,22 @@ def _generator_restored() -> Iterator[None]:
 
 
 def mean_of(windows: Sequence[Sequence[Timed]]) -> list[Timed]:
-    """Of the same things in several windows: the mean of each. What was refused in one is refused."""
-    refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in zip(*windows)]
-    return [Timing.mean(of) if refusal is None else refusal for refusal, of in zip(refusals, zip(*windows))]
+    """Of the same things in several windows: the mean of each. What was refused in one is refused.
+
+    First all windows are brought to one pace: where everything is slower in one of them, as after a change of the
+    clocks, that is no spread of each.
+    """
+    things = list(zip(*windows))
+    refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in things]
+    timed = [of for refusal, of in zip(refusals, things) if refusal is None]
+    if not timed:
+        return refusals
+    paces = [statistics.fmean(math.log(timing.us) for timing in window) for window in zip(*timed)]
+    factors = [math.exp(statistics.fmean(paces) - pace) for pace in paces]
+    return [
+        Timing.mean([timing.scaled(factor) for timing, factor in zip(of, factors)]) if refusal is None else refusal
+        for refusal, of in zip(refusals, things)
+    ]
 
 
 def contending(samples: Samples, alive: Sequence[int]) -> list[int]:

@@ -235,8 +235,8 @@ MUTANTS = (
     Mutant(
         "a window's refusal is forgotten in the next",
         "scheduler_hooks/stopwatch.py",
-        "refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in zip(*windows)]",
-        "refusals = [None if isinstance(of[-1], Timing) else of[-1] for of in zip(*windows)]",
+        "refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in things]",
+        "refusals = [None if isinstance(of[-1], Timing) else of[-1] for of in things]",
         "tests/test_stopwatch.py",
     ),
     Mutant(

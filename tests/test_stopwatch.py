@@ -132,10 +132,20 @@ def test_random_numbers_are_drawn_after_a_capture_that_failed():
 
 
 def test_what_was_refused_in_one_window_is_refused():
-    refusal = Refusal(Reason.RUN_ERROR, "no")
-    first, second = [Timing(4.0, 0.5), Timing(5.0), refusal], [Timing(6.0, 0.5), refusal, Timing(5.0)]
-    assert stopwatch.mean_of([first, second]) == [Timing(5.0, 1.0), refusal, refusal]
+    refusal, crash = Refusal(Reason.RUN_ERROR, "no"), Refusal(Reason.RUN_ERROR, "crash")
+    first, second = [Timing(4.0, 0.5), Timing(5.0), refusal], [Timing(4.0, 0.5), crash, Timing(5.0)]
+    assert stopwatch.mean_of([first, second]) == [Timing(4.0, 0.5), crash, refusal]
     assert stopwatch.mean_of([first]) == first and stopwatch.mean_of([]) == []
+    assert stopwatch.mean_of([[refusal], [refusal]]) == [refusal]
+
+
+def test_what_meets_all_things_of_a_window_is_no_spread_of_each():
+    slower = stopwatch.mean_of([[Timing(100.0, 1.0), Timing(50.0)], [Timing(121.0, 1.0), Timing(60.5)]])
+    assert [timing.us for timing in slower] == pytest.approx([110.0, 55.0])
+    assert [timing.spread for timing in slower] == pytest.approx([1.0, 0.0], abs=0.01)
+    places = stopwatch.mean_of([[Timing(100.0), Timing(100.0)], [Timing(100.0), Timing(104.0)]])
+    assert [timing.us for timing in places] == pytest.approx([100.0, 102.0], rel=1e-3)
+    assert [timing.spread for timing in places] == pytest.approx([1.0, 1.0], rel=0.03)
 
 
 @pytest.fixture
@@ -151,12 +161,12 @@ def timed_by_name(monkeypatch, tmp_path):
             self.is_released = True
 
         def places(self, entrants):
-            for slower in (0.0, 2.0):
+            for slower in (1.0, 1.44):
                 yield [self.run(outcomes[entrant.alternative.candidate], slower) for entrant in entrants]
 
         def run(self, outcome, slower):
             if isinstance(outcome, Timing):
-                return lambda: Timing(outcome.us + slower)
+                return lambda: outcome.scaled(slower)
             return (lambda: outcome) if outcome.reason is Reason.RUN_ERROR else outcome
 
     class MadeUp:
@@ -185,8 +195,8 @@ def timed_by_name(monkeypatch, tmp_path):
 
 def test_each_entrant_says_why_it_has_no_time(timed_by_name):
     wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
-    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)  # and 7 in the other place
-    assert (first.alternative.timing, first.alternative.status) == (Timing(6.0, 1.0), Status.MEASURED)
+    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)  # and 7.2 in the other place
+    assert (first.alternative.timing.us, first.alternative.status) == (pytest.approx(6.0), Status.MEASURED)
     assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
     assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
 
