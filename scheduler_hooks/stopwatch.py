@@ -97,7 +97,7 @@ class Stopwatch:
                 for _ in range(2):  # compiles, tunes, and allocates what a kernel keeps
                     run()
                 torch.cuda.synchronize()
-                with _generator_restored():
+                with _undone_on_failure(pool):
                     graph.capture_begin(pool, capture_error_mode="thread_local")
                     try:
                         run()
@@ -120,14 +120,18 @@ class Stopwatch:
 
 
 @contextlib.contextmanager
-def _generator_restored() -> Iterator[None]:
-    """A capture that fails leaves torch's generator in the state of one, and whoever draws random numbers then gets an
-    error: Inductor, for one, when it times a kernel of its own."""
+def _undone_on_failure(pool: tuple[int, int]) -> Iterator[None]:
+    """A capture that fails leaves torch's generator and its allocator as if it went on. Whoever draws random numbers
+    then gets an error (Inductor, for one, when it times a kernel of its own), and so does whoever empties the cache."""
     try:
         yield
     except Exception:
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        device = torch.cuda.current_device()
+        generator = torch.cuda.default_generators[device]
         generator.graphsafe_set_state(generator.clone_state())  # of a clone, nothing is being captured
+        with contextlib.suppress(RuntimeError, AttributeError):  # the capture has ended, with whatever was wrong in it
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
         raise
 
 

@@ -101,7 +101,19 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
     assert first.us == second.us == 60.0 and replays == [50, 50]
 
 
-def test_a_capture_that_fails_does_not_keep_the_generator(monkeypatch):
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_capture_that_fails_keeps_neither_generator_nor_allocator(monkeypatch, has_ended):
+    calls = []
+
+    def end(device, pool):
+        if has_ended:
+            raise RuntimeError("not recording")
+        calls.append(("end", device, pool))
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    release = lambda device, pool: calls.append(("release", device, pool))  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+
     class Generator:
         def clone_state(self):
             return "a state in which nothing is captured"
@@ -112,16 +124,17 @@ def test_a_capture_that_fails_does_not_keep_the_generator(monkeypatch):
     generator = Generator()
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
-    with stopwatch._generator_restored():
+    with stopwatch._undone_on_failure((0, 7)):
         pass
-    assert not hasattr(generator, "state")
-    with pytest.raises(RuntimeError, match="capture"), stopwatch._generator_restored():
+    assert not hasattr(generator, "state") and not calls
+    with pytest.raises(RuntimeError, match="capture"), stopwatch._undone_on_failure((0, 7)):
         raise RuntimeError("no capture")
     assert generator.state == generator.clone_state()
+    assert calls == ([] if has_ended else [("end", 1, (0, 7)), ("release", 1, (0, 7))])
 
 
 @pytest.mark.gpu
-def test_random_numbers_are_drawn_after_a_capture_that_failed():
+def test_torch_goes_on_after_a_capture_that_failed():
     ones = torch.ones(64, 64, device="cuda")
     for _ in range(2):  # and the stopwatch goes on with other windows
         watch = Stopwatch()
@@ -129,6 +142,7 @@ def test_random_numbers_are_drawn_after_a_capture_that_failed():
             fine, failed = watch.time([lambda: ones.mul(2), lambda: ones.sum().item()])
             assert isinstance(fine, Timing) and failed.reason is Reason.RUN_ERROR
             assert torch.randn(8, device="cuda").isfinite().all()
+            torch.cuda.empty_cache()
 
 
 def test_what_was_refused_in_one_window_is_refused():
