@@ -1,12 +1,16 @@
-"""Side by side: one function compiled under several settings, in one process."""
+"""Side by side: one function compiled under several settings, in one process, and timed."""
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from ..fusion.decision import Timing
+from ..scheduler_hooks.stopwatch import Stopwatch, mean_of
 
 STOCK = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON", "nvgemm_epilogue_fusion": False}
 ATEN = {**STOCK, "max_autotune_gemm_backends": "ATEN"}
@@ -14,6 +18,8 @@ FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
 FRESH = {**FUSED, "nvgemm_fusion_cache": False}
 """With the flag on, and every contest held."""
 FORCED = {**FUSED, "nvgemm_fusion_force": True}
+PLACES, ROUNDS, BUDGET_MS = 4, 10, 2000
+"""In how many places in memory the tensors lie, one after the other, and rounds and time for each of them."""
 
 
 def compiled(function: Callable, inputs: Sequence[torch.Tensor], settings: dict[str, Any]) -> Callable[..., Any]:
@@ -24,3 +30,12 @@ def compiled(function: Callable, inputs: Sequence[torch.Tensor], settings: dict[
     with torch.no_grad():
         result(*inputs)
     return result
+
+
+def timed(forms: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> dict[str, Timing]:
+    """The times of `forms` by name, of those that run: means over several places in memory, since where a weight lies
+    changes them, and not all alike (see `scheduler_hooks.workload`)."""
+    stopwatch = Stopwatch(ROUNDS, BUDGET_MS)
+    places = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]
+    times = mean_of([stopwatch.time([functools.partial(form, *place) for form in forms.values()]) for place in places])
+    return {name: time for name, time in zip(forms, times) if isinstance(time, Timing)}

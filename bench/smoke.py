@@ -2,8 +2,8 @@
 
     python -m nvgemm_fusion.bench.smoke [OUTPUT]        (default: bench/results/h200-smoke.json)
 
-All times of a record come from one process and one window of the stopwatch: the graph compiled with the flag on
-(what was chosen), with everything fused by force, unfused (ATen's GEMM and Inductor's pointwise kernel), as stock
+All times of a record are taken side by side in one process: those of the graph compiled with the flag on (what was
+chosen), with everything fused by force, unfused (ATen's GEMM and Inductor's pointwise kernel), as stock
 `ATEN,TRITON` compiles it, and eager. An error ratio is the error against float64 over that of the unfused form.
 """
 
@@ -19,12 +19,10 @@ from typing import Any
 import torch
 
 from ..fusion import log
-from ..fusion.decision import Timing
 from ..lowering.packages import installed_versions
-from ..scheduler_hooks.stopwatch import Stopwatch
 from .graphs import GRAPHS, Graph
 from .numerics import error
-from .side_by_side import ATEN, FORCED, FRESH, STOCK, compiled
+from .side_by_side import ATEN, FORCED, FRESH, STOCK, compiled, timed
 
 SIZES = ((16, 14336, 4096), (256, 14336, 4096), (4096, 14336, 4096))
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-smoke.json"
@@ -71,9 +69,7 @@ def measure(graph: Graph, m: int, n: int, k: int) -> dict[str, Any]:
     }
     with torch.no_grad():
         errors = {name: error([form(*inputs)], [exact]) for name, form in forms.items()}
-        runs = [lambda form=form: form(*inputs) for form in forms.values()]
-        timings = Stopwatch(rounds=40, budget_ms=2000).time(runs)
-    times = {name: timing for name, timing in zip(forms, timings) if isinstance(timing, Timing)}
+        times = timed(forms, inputs)
     choice = decision["alternatives"][decision["chosen"]]
     return {
         "graph": graph.name,

@@ -12,15 +12,15 @@ take turns. Rows that are done are kept beside OUTPUT, and a run that was interr
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +28,18 @@ import torch
 from rich.progress import track
 
 from ..fusion import log
-from ..fusion.decision import Timing
 from ..lowering.packages import versions
-from ..scheduler_hooks.stopwatch import Stopwatch, Timed, mean_of
+from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
 from .layers import LAYERS, Layer
 from .numerics import error
 from .rows import write_rows
-from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled
+from .side_by_side import ATEN, FRESH, FUSED, STOCK, compiled, timed
 
 RESULTS = Path(__file__).parent / "results" / "h200-suite.json"
 M_ORDER = 256, 4096, 16, 1024, 64, 1
 """An interrupted run has something of everything."""
 QUICK_M, QUICK_MODELS = (16, 1024), ("Llama 3.1 8B", "GPT-2 XL")
-PLACES, ROUNDS, BUDGET_MS = 4, 10, 2000
-"""In how many places in memory a layer's tensors lie, one after the other, and rounds and time for each of them."""
 OURS = "ours"
 Task = tuple[Layer, int]
 
@@ -86,7 +83,7 @@ def measured_row(task: Task) -> dict[str, Any]:
     return with_regret(_other_process().submit(measure, task).result(), choices)
 
 
-@functools.lru_cache(maxsize=None)
+@lru_cache(maxsize=None)
 def _other_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
@@ -119,7 +116,7 @@ def measure(task: Task) -> dict[str, Any]:
         exact = layer.function(*(tensor.double() for tensor in inputs))
         errors = [error([forms[name](*inputs)], [exact]) for name in (OURS, "ATEN")]
         del exact
-        timings = in_places(list(forms.values()), inputs)
+        times = timed(forms, inputs)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/log.jsonl"
         compiled(layer.function, inputs, {**FRESH, "nvgemm_fusion_log": path})
@@ -137,20 +134,12 @@ def measure(task: Task) -> dict[str, Any]:
         "k": layer.k,
         "gemms": layer.weights,
         "dtype": "bfloat16",
-        "us": {name: round(t.us, 2) for name, t in zip(forms, timings) if isinstance(t, Timing)},
-        "spread": {name: round(t.spread, 2) for name, t in zip(forms, timings) if isinstance(t, Timing)},
+        "us": {name: round(timing.us, 2) for name, timing in times.items()},
+        "spread": {name: round(timing.spread, 2) for name, timing in times.items()},
         "error_ratio": round(errors[0] / errors[1], 4),
         "roofline_us": round(max(layer.bytes_moved(m) / bandwidth, layer.flops(m) / rate) * 1e6, 2),
         "again": again,
     }
-
-
-def in_places(forms: Sequence[Callable[..., Any]], inputs: Sequence[torch.Tensor]) -> list[Timed]:
-    """The times of `forms`, as means over several places in memory: where a weight lies changes them, and not all alike
-    (see `scheduler_hooks.workload`)."""
-    stopwatch = Stopwatch(ROUNDS, BUDGET_MS)
-    places = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]
-    return mean_of([stopwatch.time([functools.partial(form, *place) for form in forms]) for place in places])
 
 
 def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -207,7 +196,7 @@ def stock_has_nvgemm() -> bool:
     return tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) >= (2, 15)
 
 
-@functools.lru_cache(maxsize=None)
+@lru_cache(maxsize=None)
 def peaks() -> tuple[float, float]:
     """What this GPU reaches: bytes a second, of a long copy or of a long read, whichever is faster (a product of few
     rows does little but read), and operations a second of a large matrix product."""
@@ -220,7 +209,7 @@ def peaks() -> tuple[float, float]:
         lambda: torch.sum(words, dim=0, out=total),
         lambda: torch.mm(a, b, out=product),
     ]
-    copy, read, multiply = (timing.us / 1e6 for timing in Stopwatch(PLACES * ROUNDS, BUDGET_MS).time(runs))
+    copy, read, multiply = (timing.us / 1e6 for timing in Stopwatch(rounds=40, budget_ms=2000).time(runs))
     return max(2 * source.nbytes / copy, source.nbytes / read), 2 * 8192**3 / multiply
 
 

@@ -11,10 +11,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nvgemm_fusion.bench import candidates, compile_time, e2e, fit, gpus, launch, operations_page, plots, suite
+from nvgemm_fusion.bench import (
+    candidates,
+    compile_time,
+    e2e,
+    fit,
+    gpus,
+    launch,
+    operations_page,
+    plots,
+    side_by_side,
+    suite,
+)
 from nvgemm_fusion.bench.layers import LAYERS, M_SIZES, Gemm, program
 from nvgemm_fusion.fusion.decision import Timing
 from nvgemm_fusion.fusion.program import OperandKind
+from nvgemm_fusion.fusion.reasons import Reason, Refusal
 from nvgemm_fusion.fusion.reference import evaluate
 from nvgemm_fusion.lowering.candidates import _rated
 from nvgemm_fusion.lowering.occupancy import HOPPER
@@ -135,12 +147,12 @@ def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypat
 def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
     class MadeUp:
         def __init__(self, rounds, budget_ms):
-            assert rounds == suite.ROUNDS
+            assert rounds == side_by_side.ROUNDS
 
         def time(self, runs):
-            return [Timing(run()) for run in runs]
+            return [Timing(runs[0]()), *(Refusal(Reason.RUN_ERROR) for _ in runs[1:])]
 
-    monkeypatch.setattr(suite, "Stopwatch", MadeUp)
+    monkeypatch.setattr(side_by_side, "Stopwatch", MadeUp)
     places, inputs = [], (torch.ones(2, 3).t(), torch.ones(4))
 
     def form(*tensors):
@@ -148,9 +160,10 @@ def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
         places.append({t.data_ptr() for t in tensors})
         return float(len(places))
 
-    (timing,) = suite.in_places([form], inputs)
-    assert timing.us == pytest.approx(math.prod(range(1, 5)) ** 0.25)  # of 1 to 4, at one pace
-    assert len(set.union(*places)) == 2 * len(places) == 2 * suite.PLACES
+    times = side_by_side.timed({"form": form, "broken": form}, inputs)
+    assert list(times) == ["form"]
+    assert times["form"].us == pytest.approx(math.prod(range(1, 5)) ** 0.25)  # of 1 to 4, at one pace
+    assert len(set.union(*places)) == 2 * len(places) == 2 * side_by_side.PLACES
 
 
 def test_what_end_to_end_says_of_a_choice():
