@@ -39,7 +39,10 @@ class Status(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Timing:
-    """A time in microseconds: the median of the rounds, and half their interquartile range as the spread."""
+    """A time in microseconds: the median of the rounds, and half their interquartile range as the spread.
+
+    In a decision, the mean of two windows (`mean`).
+    """
 
     us: float
     spread: float = 0.0

@@ -102,9 +102,7 @@ def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[Base
             if not isinstance(found, Refusal) and not (_is_kept() and tuning.is_known(found[0])):
                 contests[gemm] = found[0], wanted
                 wanted = wanted.union(found[0].members)
-    for gemm, contest in contests.items():
-        with _only_a_warning(gemm):
-            compile_ahead(*contest)
+                compile_ahead(*contests[gemm])
     # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its
     # list alone what does not compile. The others would miss a time for that, and have all choices timed again.
     for gemm in reversed(contests):
