@@ -41,7 +41,7 @@ class Status(str, enum.Enum):
 class Timing:
     """A time in microseconds: the median of the rounds, and half their interquartile range as the spread.
 
-    In a decision, the mean of two windows (`mean`).
+    In a decision, the mean of several windows (`mean`).
     """
 
     us: float
@@ -63,13 +63,14 @@ class Timing:
 
     @classmethod
     def mean(cls, timings: Sequence[Timing]) -> Timing:
-        """Of the same thing in several windows. Its spread is that of a window, or between them, whichever is larger.
-        Raises ValueError when there is none."""
+        """Of the same thing in several windows. Its spread is that within a window, or the standard error of this mean,
+        whichever is larger. Raises ValueError when there is none."""
         if not timings:
             raise ValueError("a mean needs at least one timing")
         us = [timing.us for timing in timings]
         within = statistics.fmean(timing.spread for timing in timings)
-        return cls(statistics.fmean(us), max(within, (max(us) - min(us)) / 2))
+        between = statistics.stdev(us) / len(us) ** 0.5 if len(us) > 1 else 0.0
+        return cls(statistics.fmean(us), max(within, between))
 
 
 @dataclass(frozen=True)

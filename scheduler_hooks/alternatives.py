@@ -10,7 +10,7 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -33,12 +33,16 @@ from ..lowering.trial import shared_trial
 from .choices import NvgemmChoice
 from .contest import Contender, Contest
 from .kernel_call import KernelCall
-from .stopwatch import ROUNDS, Stopwatch, mean_of
+from .stopwatch import Stopwatch, Timed, mean_of
 from .virtual_device import current_virtual_device
 from .workload import PLACES, Workload
 
 TRITON_TEMPLATES = 2
 """How many of the Triton templates, by Inductor's own timing, are timed again here."""
+ROUNDS = 10
+"""Of the stopwatch, in each place of B: as many as it needs to notice a change of the clocks."""
+FINALISTS = 1.05
+"""B's further places are for those within this much of the fastest in the first: one place moves a kernel by less."""
 TURN_LIMIT_S = 60.0
 """After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
 
@@ -268,19 +272,14 @@ def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) 
     with _turn(device, store), torch.cuda.device(device):
         entrants = [_tried(entrant, device, store) for entrant in entrants]
         try:
-            stopwatch = Stopwatch(-(-ROUNDS // PLACES), config.nvgemm_fusion_benchmark_ms / PLACES)
+            results = mean_of(_windows(workload, entrants))
         except torch.OutOfMemoryError:
-            return Refusal(Reason.NOT_MEASURED, "no room on the GPU for the stopwatch")
-        windows = []
-        for runs in workload.places(entrants):
-            windows.append(stopwatch.time(runs))
-            del runs  # which hold B where it was
-        results = mean_of(windows)
-        del stopwatch
-        workload.release()
-        torch.cuda.empty_cache()  # gives back the room that was needed
+            return Refusal(Reason.NOT_MEASURED, "no room on the GPU to time anything")
+        finally:
+            workload.release()
+            torch.cuda.empty_cache()  # gives back the room that was needed
     timed = []
-    for entrant, result in zip(entrants, results):
+    for entrant, result in zip(entrants, results.values()):
         alternative = entrant.alternative
         if isinstance(result, Timing):
             alternative = replace(alternative, timing=result)
@@ -288,3 +287,24 @@ def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) 
             alternative = replace(alternative, status=Status.FAILED, refusal=result)
         timed.append(replace(entrant, alternative=alternative))
     return timed
+
+
+def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int, Timed]]:
+    """What the stopwatch says of `entrants`, by their numbers: of all in the first place of B, in the others of those
+    that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
+    stopwatch = Stopwatch(ROUNDS, config.nvgemm_fusion_benchmark_ms / PLACES)
+    windows: list[dict[int, Timed]] = []
+    competing: Sequence[int] = range(len(entrants))
+    for _ in workload.places():
+        runs = workload.runs([entrants[i] for i in competing])
+        windows.append(dict(zip(competing, stopwatch.time(runs))))
+        del runs  # which hold B where it is
+        competing = _finalists(windows[0])
+        if len(competing) < 2:
+            break
+    return windows
+
+
+def _finalists(window: Mapping[int, Timed]) -> list[int]:
+    us = {number: timed.us for number, timed in window.items() if isinstance(timed, Timing)}
+    return [number for number in us if us[number] <= FINALISTS * min(us.values())]

@@ -17,6 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -25,16 +26,15 @@ from ..fusion.reasons import Reason, Refusal, described
 
 Run = Callable[[], None]
 Timed = Timing | Refusal
+Key = TypeVar("Key")
 Samples = dict[int, list[float]]
 """Microseconds of each round, by the number of the run. A run that was dropped has fewer rounds than the others."""
 
-ROUNDS = 25
 FIRST_ROUNDS = 5
 HOPELESS = 1.2
 """After FIRST_ROUNDS, what takes this much longer than the fastest is not run again."""
 ENOUGH_ROUNDS = 10
 """From here on, a leader that is separated ends the window."""
-BUDGET_MS = 150
 CLOCK_CHANGE = 0.04
 """By how much the two halves of a window may differ."""
 ENQUEUE_US = 40
@@ -50,7 +50,7 @@ class Stopwatch:
     torch.OutOfMemoryError when there is no room for the buffer.
     """
 
-    def __init__(self, rounds: int = ROUNDS, budget_ms: float = BUDGET_MS) -> None:
+    def __init__(self, rounds: int, budget_ms: float) -> None:
         self.rounds, self.budget_ms = rounds, budget_ms
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
@@ -135,23 +135,31 @@ def _undone_on_failure(pool: tuple[int, int]) -> Iterator[None]:
         raise
 
 
-def mean_of(windows: Sequence[Sequence[Timed]]) -> list[Timed]:
-    """Of the same things in several windows: the mean of each. What was refused in one is refused.
+def mean_of(windows: Sequence[Mapping[Key, Timed]]) -> dict[Key, Timed]:
+    """Of things in several windows: the mean of each, over those in which it was. What was refused in one is refused.
 
-    First all windows are brought to one pace: where everything is slower in one of them, as after a change of the
-    clocks, that is no spread of each.
+    First all windows are brought to one pace, that of what ran in all of them: where everything is slower in one, as
+    after a change of the clocks, that is no spread of each.
     """
-    things = list(zip(*windows))
-    refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in things]
-    timed = [of for refusal, of in zip(refusals, things) if refusal is None]
-    if not timed:
-        return refusals
-    paces = [statistics.fmean(math.log(timing.us) for timing in window) for window in zip(*timed)]
-    factors = [math.exp(statistics.fmean(paces) - pace) for pace in paces]
-    return [
-        Timing.mean([timing.scaled(factor) for timing, factor in zip(of, factors)]) if refusal is None else refusal
-        for refusal, of in zip(refusals, things)
-    ]
+    found: dict[Key, list[Timed]] = {}
+    for window, factor in zip(windows, _factors(windows)):
+        for key, timed in window.items():
+            found.setdefault(key, []).append(timed.scaled(factor) if isinstance(timed, Timing) else timed)
+    return {key: _joined(of) for key, of in found.items()}
+
+
+def _joined(found: Sequence[Timed]) -> Timed:
+    refusal = next((timed for timed in found if isinstance(timed, Refusal)), None)
+    return Timing.mean(found) if refusal is None else refusal
+
+
+def _factors(windows: Sequence[Mapping[Key, Timed]]) -> list[float]:
+    """What brings each window to the pace of all."""
+    in_all = [key for key in windows[0] if all(isinstance(window.get(key), Timing) for window in windows)]
+    if not in_all:
+        return [1.0] * len(windows)
+    paces = [statistics.fmean(math.log(window[key].us) for key in in_all) for window in windows]
+    return [math.exp(statistics.fmean(paces) - pace) for pace in paces]
 
 
 def contending(samples: Samples, alive: Sequence[int]) -> list[int]:

@@ -5,9 +5,9 @@ will be in the compiled graph, and so that a weight is held once. Contents are r
 and run faster. They are scaled so that the product is of order one, as in a model: where exponentials overflow, some
 instructions take a slower path.
 
-The GEMM's B lies in one place after the other. Where it lies in memory changes the time of a kernel that waits for it
-by 1.5 percent either way, and not of each kernel alike (`bench/results/h200-places.json`): with one place, the luckiest
-would win.
+The GEMM's B lies in one place after the other, all of them within memory for two of it. Where it lies changes the time
+of a kernel that waits for it by 1.5 percent either way, and not of each kernel alike
+(`bench/results/h200-places.json`): with one place, the luckiest would win.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from .stopwatch import Run
 
 Making = Callable[[], Run]
 """A kernel in the making: waits for its compiler, and gives what runs it."""
-PLACES = 2
-"""In which B lies. It is there twice for a moment, which is why a contest has no more of them."""
+PLACES = 4
+"""In which B lies, at equal distances. They overlap: tuning may take twice the memory of the tensors, and no more."""
+ALIGNMENT_BYTES = 512
+"""Of a place, as of what torch's allocator gives."""
 POOL_LIMIT_S = 60.0
 """Inductor's pool of processes takes seconds to start. After this, kernels are compiled without it."""
 
@@ -53,41 +55,39 @@ class Workload:
         self._bound: dict[tuple[str, ...], Run] = {}
 
     def prepare(self, entrants: Sequence[Contender]) -> None:
-        """Starts the compilation of Inductor's kernels for `entrants`, long before `places` waits for it."""
+        """Starts the compilation of Inductor's kernels for `entrants`, long before `runs` waits for it."""
         for entrant in entrants:
             self._start(entrant)
+
+    def runs(self, entrants: Sequence[Contender]) -> list[Run | Refusal]:
+        """Each entrant as a function, or why it cannot be one (a kernel that does not load), for B where it lies now.
+
+        Inductor's kernels for all of them are compiled side by side.
+        """
+        return [_made(kernels) for kernels in [self._start(entrant) for entrant in entrants]]
+
+    def places(self) -> Iterator[None]:
+        """Moves B to each of its places. Functions made for one place are of no use in the next. Where there is no room
+        for B to move, there is one place."""
+        name = self.contest.gemm.b.buffer
+        b = V.graph.get_buffer(name)
+        size, stride, dtype = _hints(b.get_size()), _hints(b.get_stride()), b.get_dtype()
+        extent = 1 + sum((n - 1) * step for n, step in zip(size, stride))
+        try:
+            room = self._random(name, (2 * extent,), (1,))
+        except torch.OutOfMemoryError:
+            room = self._random(name, (extent,), (1,))
+        step = (len(room) - extent) * dtype.itemsize // (PLACES - 1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        for number in range(PLACES if step else 1):
+            self._bound.clear()
+            self._buffers[name] = torch.as_strided(room, size, stride, number * step // dtype.itemsize)
+            yield
 
     def release(self) -> None:
         """Frees the tensors, as far as nothing else holds them."""
         self._buffers.clear()
-
-    def places(self, entrants: Sequence[Contender]) -> Iterator[list[Run | Refusal]]:
-        """Each entrant as a function, or why it cannot be one (a kernel that does not load), for each place of B.
-
-        Inductor's kernels for all of them are compiled side by side. The functions of one place are to be gone when the
-        next is asked for, and B's memory there with them. Where there is no room for B to move, there is one place.
-        """
-        started = [self._start(entrant) for entrant in entrants]
-        try:
-            for number in range(PLACES):
-                if number == 0 or self._moved():
-                    yield [_made(kernels) for kernels in started]
-        finally:
-            self._making.clear()  # they know this object, which would keep its tensors
-            self._bound.clear()
-
-    def _moved(self) -> bool:
-        """Moves B, if there is room for it elsewhere."""
-        name = self.contest.gemm.b.buffer
-        former = self._buffers.pop(name, None)
-        try:
-            self._buffer(name)
-        except torch.OutOfMemoryError:
-            return False
+        self._making.clear()  # they know this object, which would keep its tensors
         self._bound.clear()
-        del former  # not earlier: its memory would be used again
-        torch.cuda.empty_cache()
-        return True
 
     def _start(self, entrant: Contender) -> list[Making] | Refusal:
         """The kernels of `entrant`, in the order in which they run."""
@@ -108,7 +108,7 @@ class Workload:
     def _kernel(self, entrant: Contender) -> Run:
         launch = bind(entrant.compiled)
         arguments = [
-            torch.as_strided(self._buffer(view.buffer), view.size, view.strides, view.offset)
+            _viewed(self._buffer(view.buffer), view.size, view.strides, view.offset)
             for view in entrant.call.arguments()
         ]
         return lambda: launch(*arguments)
@@ -176,23 +176,25 @@ class Workload:
 
     def _view(self, node: Any) -> torch.Tensor:
         layout = node.get_layout()
-        size, stride = _hints(layout.size), _hints(layout.stride)
-        return torch.as_strided(self._buffer(node.get_name()), size, stride, *_hints([layout.offset]))
+        return _viewed(
+            self._buffer(node.get_name()), _hints(layout.size), _hints(layout.stride), *_hints([layout.offset])
+        )
 
     def _buffer(self, name: str) -> torch.Tensor:
         """The tensor behind the buffer `name` of the graph."""
         if name not in self._buffers:
             node = V.graph.get_buffer(name)
-            with preserve_rng_state():
-                tensor = rand_strided(
-                    _hints(node.get_size()), _hints(node.get_stride()), dtype=node.get_dtype(), device=node.get_device()
-                )
-                if not tensor.is_floating_point():
-                    tensor.random_(0, 2)  # which are zeros so far
-            if name == self.contest.gemm.b.buffer:
-                tensor.mul_(self.contest.gemm.problem.k ** -0.5)
-            self._buffers[name] = tensor
+            self._buffers[name] = self._random(name, _hints(node.get_size()), _hints(node.get_stride()))
         return self._buffers[name]
+
+    def _random(self, name: str, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+        """Contents for the buffer `name`."""
+        node = V.graph.get_buffer(name)
+        with preserve_rng_state():
+            tensor = rand_strided(size, stride, dtype=node.get_dtype(), device=node.get_device())
+            if not tensor.is_floating_point():
+                tensor.random_(0, 2)  # which are zeros so far
+        return tensor.mul_(self.contest.gemm.problem.k ** -0.5) if name == self.contest.gemm.b.buffer else tensor
 
 
 @functools.lru_cache(maxsize=None)
@@ -240,6 +242,11 @@ def grouped(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
         else:
             groups[place] = backend.fuse(groups[place], node)
     return groups
+
+
+def _viewed(buffer: torch.Tensor, size: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """A view whose `offset` counts from where `buffer` starts, which need not be where its memory does."""
+    return torch.as_strided(buffer, size, strides, buffer.storage_offset() + offset)
 
 
 def _look(tensor: torch.Tensor) -> tuple:

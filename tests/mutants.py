@@ -228,15 +228,15 @@ MUTANTS = (
     Mutant(
         "a contest is decided with B in one place",
         "scheduler_hooks/workload.py",
-        "for number in range(PLACES):",
+        "for number in range(PLACES if step else 1):",
         "for number in range(1):",
         "tests/test_workload.py",
     ),
     Mutant(
         "a window's refusal is forgotten in the next",
         "scheduler_hooks/stopwatch.py",
-        "refusals = [next((found for found in of if isinstance(found, Refusal)), None) for of in things]",
-        "refusals = [None if isinstance(of[-1], Timing) else of[-1] for of in things]",
+        "refusal = next((timed for timed in found if isinstance(timed, Refusal)), None)",
+        "refusal = None if isinstance(found[-1], Timing) else found[-1]",
         "tests/test_stopwatch.py",
     ),
     Mutant(

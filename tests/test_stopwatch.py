@@ -16,6 +16,7 @@ from nvgemm_fusion.lowering.store import KernelStore
 from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch
 from nvgemm_fusion.scheduler_hooks.contest import Contender
 from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
+from nvgemm_fusion.scheduler_hooks.workload import PLACES
 
 
 def test_what_is_far_behind_is_dropped():
@@ -137,7 +138,7 @@ def test_a_capture_that_fails_keeps_neither_generator_nor_allocator(monkeypatch,
 def test_torch_goes_on_after_a_capture_that_failed():
     ones = torch.ones(64, 64, device="cuda")
     for _ in range(2):  # and the stopwatch goes on with other windows
-        watch = Stopwatch()
+        watch = Stopwatch(rounds=10, budget_ms=50)
         for _ in range(2):
             fine, failed = watch.time([lambda: ones.mul(2), lambda: ones.sum().item()])
             assert isinstance(fine, Timing) and failed.reason is Reason.RUN_ERROR
@@ -145,28 +146,43 @@ def test_torch_goes_on_after_a_capture_that_failed():
             torch.cuda.empty_cache()
 
 
+def by_number(*timed):
+    return dict(enumerate(timed))
+
+
 def test_what_was_refused_in_one_window_is_refused():
     refusal, crash = Refusal(Reason.RUN_ERROR, "no"), Refusal(Reason.RUN_ERROR, "crash")
-    first, second = [Timing(4.0, 0.5), Timing(5.0), refusal], [Timing(4.0, 0.5), crash, Timing(5.0)]
-    assert stopwatch.mean_of([first, second]) == [Timing(4.0, 0.5), crash, refusal]
-    assert stopwatch.mean_of([first]) == first and stopwatch.mean_of([]) == []
-    assert stopwatch.mean_of([[refusal], [refusal]]) == [refusal]
+    first = by_number(Timing(4.0, 0.5), Timing(5.0), refusal)
+    second = by_number(Timing(4.0, 0.5), crash, Timing(5.0))
+    assert stopwatch.mean_of([first, second]) == by_number(Timing(4.0, 0.5), crash, refusal)
+    assert stopwatch.mean_of([first]) == first
+    assert stopwatch.mean_of([{0: refusal}, {0: refusal}]) == {0: refusal}
 
 
 def test_what_meets_all_things_of_a_window_is_no_spread_of_each():
-    slower = stopwatch.mean_of([[Timing(100.0, 1.0), Timing(50.0)], [Timing(121.0, 1.0), Timing(60.5)]])
-    assert [timing.us for timing in slower] == pytest.approx([110.0, 55.0])
-    assert [timing.spread for timing in slower] == pytest.approx([1.0, 0.0], abs=0.01)
-    places = stopwatch.mean_of([[Timing(100.0), Timing(100.0)], [Timing(100.0), Timing(104.0)]])
-    assert [timing.us for timing in places] == pytest.approx([100.0, 102.0], rel=1e-3)
-    assert [timing.spread for timing in places] == pytest.approx([1.0, 1.0], rel=0.03)
+    first, second = by_number(Timing(100.0, 1.0), Timing(50.0)), by_number(Timing(121.0, 1.0), Timing(60.5))
+    slower = stopwatch.mean_of([first, second])
+    assert [timing.us for timing in slower.values()] == pytest.approx([110.0, 55.0])
+    assert [timing.spread for timing in slower.values()] == pytest.approx([1.0, 0.0], abs=0.01)
+    first, second = by_number(Timing(100.0), Timing(100.0)), by_number(Timing(100.0), Timing(104.0))
+    places = stopwatch.mean_of([first, second])
+    assert [timing.us for timing in places.values()] == pytest.approx([100.0, 102.0], rel=1e-3)
+    assert [timing.spread for timing in places.values()] == pytest.approx([1.0, 1.0], rel=0.03)
+
+
+def test_what_was_in_one_window_alone_has_the_pace_of_all():
+    first = by_number(Timing(100.0, 1.0), Timing(50.0), Timing(200.0, 2.0))
+    found = stopwatch.mean_of([first, by_number(Timing(121.0, 1.0), Timing(60.5))])
+    assert list(found) == [0, 1, 2]
+    assert (found[2].us, found[2].spread) == pytest.approx((220.0, 2.2))
 
 
 @pytest.fixture
 def timed_by_name(monkeypatch, tmp_path):
-    """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it, a Refusal of STOPWATCH what
-    that refuses, any other Refusal what the workload does."""
-    outcomes = {}
+    """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
+    further one is slower by a fifth), a RUN_ERROR what that refuses, any other Refusal what the workload does. Its
+    attribute `windows` has who was timed together."""
+    outcomes, windows = {}, []
 
     class Workload:
         is_released = False
@@ -174,18 +190,23 @@ def timed_by_name(monkeypatch, tmp_path):
         def release(self):
             self.is_released = True
 
-        def places(self, entrants):
-            for slower in (1.0, 1.44):
-                yield [self.run(outcomes[entrant.alternative.candidate], slower) for entrant in entrants]
+        def places(self):
+            for number in range(PLACES):
+                self.pace = 1.2**number
+                yield
 
-        def run(self, outcome, slower):
+        def runs(self, entrants):
+            windows.append([entrant.alternative.candidate for entrant in entrants])
+            return [self.run(outcomes[name], self.pace) for name in windows[-1]]
+
+        def run(self, outcome, pace):
             if isinstance(outcome, Timing):
-                return lambda: outcome.scaled(slower)
+                return lambda: outcome.scaled(pace)
             return (lambda: outcome) if outcome.reason is Reason.RUN_ERROR else outcome
 
     class MadeUp:
         def __init__(self, rounds, budget_ms):
-            assert (rounds, budget_ms) == (13, 75)
+            assert (rounds, budget_ms) == (10, 37.5)
 
         def time(self, runs):
             return [run if isinstance(run, Refusal) else run() for run in runs]
@@ -201,19 +222,30 @@ def timed_by_name(monkeypatch, tmp_path):
         entrants = [Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
         workload = Workload()
         found = alternatives._timed(workload, torch.device("cuda", 0), entrants)
-        assert workload.is_released or isinstance(found, Refusal)
+        assert workload.is_released
         return found
 
+    timed.windows = windows
     return timed
 
 
 def test_each_entrant_says_why_it_has_no_time(timed_by_name):
     wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
-    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)  # and 7.2 in the other place
-    timing = first.alternative.timing
-    assert (timing.us, timing.spread) == pytest.approx((6.0, 0.0)) and first.alternative.status is Status.MEASURED
+    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)
+    assert first.alternative.timing == Timing(5.0) and first.alternative.status is Status.MEASURED
     assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
     assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
+
+
+def test_only_who_may_be_the_fastest_is_timed_in_further_places(timed_by_name):
+    broken = Refusal(Reason.WRONG_RESULT)
+    entrants = timed_by_name(slow=Timing(6.0), near=Timing(5.2), broken=broken, fast=Timing(5.0))
+    assert timed_by_name.windows == [["slow", "near", "broken", "fast"], *[["near", "fast"]] * (PLACES - 1)]
+    us = [entrant.alternative.timing.us for entrant in entrants if entrant.alternative.timing]
+    assert us == pytest.approx([factor * 1.2**1.5 for factor in (6.0, 5.2, 5.0)])
+    timed_by_name.windows.clear()
+    timed_by_name(slow=Timing(5.3), fast=Timing(5.0))
+    assert timed_by_name.windows == [["slow", "fast"]]
 
 
 def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
@@ -232,4 +264,4 @@ def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch)
 
     monkeypatch.setattr(alternatives, "Stopwatch", no_room)
     refusal = timed_by_name(fast=Timing(5.0))
-    assert isinstance(refusal, Refusal) and "no room" in refusal.detail
+    assert refusal.reason is Reason.NOT_MEASURED and "no room" in refusal.detail

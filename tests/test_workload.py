@@ -18,7 +18,7 @@ from nvgemm_fusion.scheduler_hooks.workload import Workload
 
 @pytest.fixture
 def events():
-    """What happened, in order: ("compile", names), ("wait", names), ("run", names), ("gemm", choice), ("place", B)."""
+    """What happened, in order: ("compile", names), ("wait", names), ("run", names), ("gemm", choice)."""
     return []
 
 
@@ -52,7 +52,6 @@ def made_up(events, monkeypatch, tmp_path):
         node=gemm,
         nodes=nodes,
         separate=lambda region: ("a", "b" if region is None else "c"),
-        gemm=types.SimpleNamespace(b=types.SimpleNamespace(buffer="weight")),
     )
 
     class Pool:
@@ -76,7 +75,6 @@ def made_up(events, monkeypatch, tmp_path):
     monkeypatch.setattr(workload, "grouped", lambda group: group)
     monkeypatch.setattr(Workload, "_stock_gemm", lambda self, choice: lambda: events.append(("gemm", choice)))
     monkeypatch.setattr(Workload, "_adopt", lambda self, arguments, nodes: arguments)
-    monkeypatch.setattr(Workload, "_buffer", lambda self, name: events.append(("place", name)))
     monkeypatch.setattr(Workload, "_fused_triton", lambda self, entrant: lambda: lambda: None)
     made_up = Workload(contest)
     made_up.pool = Pool
@@ -90,8 +88,7 @@ def stock(choice, region=None):
 @pytest.mark.parametrize("pool", [True, False])
 def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, pool):
     made_up.pool.is_there = pool
-    places = made_up.places([stock("mm"), stock("bmm")])
-    first, second = next(places)
+    first, second = made_up.runs([stock("mm"), stock("bmm")])
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
     compiled = ["pool", "wait"] if pool else []
     assert [what for what, name in events if name == "a"] == ["compile", "starts", *compiled, "load"]
@@ -102,31 +99,73 @@ def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, po
     ran = [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
     assert events == ran
     events.clear()
-    for run in next(places):
+    for run in made_up.runs([stock("mm"), stock("bmm")]):
         run()
-    assert events == [("place", "weight"), *ran] and list(places) == []
+    assert events == ran
 
 
-def test_without_room_for_another_place_there_is_one(made_up, monkeypatch):
-    def no_room(self, name):
-        raise torch.OutOfMemoryError
+@pytest.fixture
+def weight(monkeypatch):
+    """A workload whose B is the buffer "weight", of 300 x 200 in columns that lie apart, read from its second row on;
+    `weight.room`: how many elements there is room for."""
+    b = types.SimpleNamespace(get_size=lambda: [300, 200], get_stride=lambda: [1, 304])
+    b.get_dtype, b.get_device = lambda: torch.bfloat16, lambda: torch.device("cpu")
+    node = types.SimpleNamespace(get_name=lambda: "weight", get_layout=lambda: layout)
+    layout = types.SimpleNamespace(size=[299, 200], stride=[1, 304], offset=1)
+    problem, view = types.SimpleNamespace(k=300), types.SimpleNamespace(buffer="weight")
+    contest = types.SimpleNamespace(gemm=types.SimpleNamespace(b=view, problem=problem))
+    workload_of_weight = Workload(contest)
+    workload_of_weight.node, workload_of_weight.room = node, 1 << 20
 
-    monkeypatch.setattr(Workload, "_buffer", no_room)
-    ((run,),) = made_up.places([stock("mm")])
-    run()
+    def rand_strided(size, stride, dtype, device):
+        elements = 1 + sum((n - 1) * step for n, step in zip(size, stride))
+        if elements > workload_of_weight.room:
+            raise torch.OutOfMemoryError
+        return torch.randn(elements, dtype=dtype).as_strided(size, stride)
+
+    monkeypatch.setattr(workload, "rand_strided", rand_strided)
+    graph = types.SimpleNamespace(get_buffer=lambda name: b)
+    monkeypatch.setattr(workload, "V", types.SimpleNamespace(graph=graph))
+    return workload_of_weight
+
+
+EXTENT = 300 + 199 * 304
+
+
+def test_b_lies_in_places_of_its_own_within_memory_for_two(weight):
+    starts, ends = [], []
+    for _ in weight.places():
+        b = weight._buffer("weight")
+        assert (b.shape, b.stride()) == ((300, 200), (1, 304)) and 0.03 < b.float().std() < 0.1
+        assert b.untyped_storage().nbytes() == 2 * EXTENT * 2
+        view = weight._view(weight.node)
+        assert view.shape == (299, 200) and torch.equal(view, b[1:]) and view.data_ptr() == b[1:].data_ptr()
+        starts.append(b.storage_offset() * 2)
+        ends.append(starts[-1] + EXTENT * 2)
+    assert len(set(starts)) == workload.PLACES and starts[0] == 0 and ends[-1] <= 2 * EXTENT * 2
+    assert starts[-1] > EXTENT * 2 - workload.PLACES * 512 and not any(start % 512 for start in starts)
+
+
+def test_without_room_for_another_place_there_is_one(weight):
+    weight.room = EXTENT
+    (_,) = weight.places()
+    assert weight._buffer("weight").untyped_storage().nbytes() == EXTENT * 2
+    weight.room = EXTENT - 1
+    with pytest.raises(torch.OutOfMemoryError):
+        next(weight.places())
 
 
 def test_what_was_prepared_is_not_compiled_again(made_up, events):
     made_up.prepare([stock("mm")])
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
-    next(made_up.places([stock("mm"), stock("bmm"), stock("mm", region="ab")]))
+    made_up.runs([stock("mm"), stock("bmm"), stock("mm", region="ab")])
     assert [what for what in events if what[0] == "compile"] == [("compile", name) for name in "abc"]
 
 
 def test_who_fails_is_out_and_the_others_go_on(made_up, events):
     refused = Refusal(Reason.COMPILE_ERROR, "no room")
     out = Contender(Alternative(Backend.NVGEMM, "quack", status=Status.FAILED, refusal=refused), None, None)
-    found = next(made_up.places([out, stock("mm", region="ab"), stock("bmm")]))
+    found = made_up.runs([out, stock("mm", region="ab"), stock("bmm")])
     assert found[0] is refused
     assert isinstance(found[1], Refusal) and "RuntimeError: no such instruction" in found[1].detail
     assert callable(found[2]) and ("run", "c") not in events
@@ -136,9 +175,9 @@ def test_nothing_keeps_a_workload_when_its_runs_are_gone(made_up):
     gc.disable()
     try:
         other = Workload(made_up.contest)
-        places, gone = other.places([stock("mm")]), weakref.ref(other)
-        runs = next(places)
-        del other, runs, places
+        runs, gone = other.runs([stock("mm")]), weakref.ref(other)
+        other.release()
+        del other, runs
         assert gone() is None
     finally:
         gc.enable()
