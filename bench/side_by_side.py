@@ -18,7 +18,7 @@ FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
 FRESH = {**FUSED, "nvgemm_fusion_cache": False}
 """With the flag on, and every contest held."""
 FORCED = {**FUSED, "nvgemm_fusion_force": True}
-PLACES, ROUNDS, BUDGET_MS = 4, 10, 2000
+PLACES, ROUNDS, BUDGET_MS = 8, 6, 2000
 """In how many places in memory the tensors lie, one after the other, and rounds and time for each of them."""
 
 
@@ -36,6 +36,8 @@ def timed(forms: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor
     """The times of `forms` by name, of those that run: means over several places in memory, since where a weight lies
     changes them, and not all alike (see `scheduler_hooks.workload`)."""
     stopwatch = Stopwatch(ROUNDS, BUDGET_MS)
-    places = [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]
-    times = mean_of([stopwatch.time([functools.partial(form, *place) for form in forms.values()]) for place in places])
-    return {name: time for name, time in zip(forms, times) if isinstance(time, Timing)}
+    windows = []
+    for place in [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]:
+        runs = [functools.partial(form, *place) for form in forms.values()]
+        windows.append(dict(zip(forms, stopwatch.time(runs))))
+    return {name: time for name, time in mean_of(windows).items() if isinstance(time, Timing)}
