@@ -36,6 +36,8 @@ from .side_by_side import FUSED, STOCK
 RESULTS = Path(__file__).parent / "results" / "h200-compile-time.json"
 GRAPHS = ("GPT-2 XL up", "Llama 3.1 8B gate_up", "Llama 3.1 8B decoder layer")
 SETTINGS = {"off": STOCK, "on": FUSED}
+VARIABLE = "TORCHINDUCTOR_NVGEMM_EPILOGUE_FUSION"
+"""The flag for a whole process, as people set it: with `options` alone, nothing is known of it before Inductor runs."""
 STATES = {"cold": 1, "warm": 3, "changed": 3}
 """With the processes of each round that are measured: the short ones vary more, and cost less."""
 TOKENS = 1024
@@ -101,6 +103,7 @@ def _in_a_process(graph: str, setting: str, state: str, folder: str, bytecode: s
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "NVGEMM_FUSION_CACHE_DIR": f"{folder}/kernels",
+        VARIABLE: "1" if setting == "on" else "0",
     }
     command = [sys.executable, "-m", "nvgemm_fusion.bench.compile_time", "--once", graph, setting, state]
     done = subprocess.run(command, env={**os.environ, **caches}, check=True, stdout=subprocess.PIPE, text=True)

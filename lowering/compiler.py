@@ -60,9 +60,11 @@ class KernelCompiler:
         self.finished = 0
         atexit.register(self.close)
 
-    def expect(self, spec: KernelSpec) -> None:
-        """Starts the imports of the compilers, which take seconds, when `spec` is not in the store."""
-        if self._find(spec) is None:
+    def expect(self, spec: KernelSpec | None = None) -> None:
+        """Starts the imports of the compilers, which take seconds, when `spec` is not in the store; without one, when
+        nothing is."""
+        is_missing = self.store.is_empty() if spec is None else self._find(spec) is None
+        if is_missing:
             with contextlib.suppress(OSError):  # which is a reason when something is to be compiled
                 self._nursery.start()
 

@@ -181,6 +181,12 @@ class KernelStore:
                 found.append((KernelSpec.from_json(content["spec"]), _ban_in(content)))
         return found
 
+    def is_empty(self) -> bool:
+        """Whether no kernel is here, or none that can be seen."""
+        with contextlib.suppress(OSError):
+            return next(self.directory.glob("*.so"), None) is None
+        return True
+
     def size(self) -> tuple[int, int]:
         """How many kernels there are, and their bytes. Raises OSError when the disk refuses."""
         libraries = self._libraries()

@@ -71,9 +71,10 @@ def _connect_config() -> Callable[[], None]:
 def _connect_select_algorithm() -> Callable[[], None]:
     from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
-    from .choices import add_candidates
+    from .choices import add_candidates, expect_candidates
 
     add_preprocessing_fn(add_candidates)
+    expect_candidates()
     return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(add_candidates)
 
 

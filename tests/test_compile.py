@@ -342,13 +342,14 @@ def test_what_was_prepared_is_told_once_with_its_seconds(lone_compiler):
     assert lone_compiler.submit(spec_of()).result() == CompiledKernel(spec_of(), prepared.path, 0.0)
 
 
-def test_the_compilers_are_imported_early_where_something_is_missing(lone_compiler):
-    lone_compiler.expect(spec_of())
+@pytest.mark.parametrize("missing", [(spec_of(),), ()])
+def test_the_compilers_are_imported_early_where_something_is_missing(lone_compiler, missing):
+    lone_compiler.expect(*missing)
     process = lone_compiler._nursery._process
     assert process.poll() is None and isinstance(lone_compiler.compile([spec_of()])[0], CompiledKernel)
     assert lone_compiler._nursery._process is process
     lone_compiler._nursery._process = None
-    lone_compiler.expect(spec_of())
+    lone_compiler.expect(*missing)
     assert lone_compiler._nursery._process is None
     process.kill()
     process.wait()

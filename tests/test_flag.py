@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,23 @@ def test_inductor_for_the_cpu_is_untouched():
     torch.testing.assert_close(
         torch.compile(lambda x: F.relu(x @ x), options={"nvgemm_epilogue_fusion": True})(x), F.relu(x @ x)
     )
+
+
+@pytest.mark.parametrize("missing", ["", "flag", "context", "target", "package"])
+def test_the_compilers_are_imported_beside_inductor_where_something_will_be_fused(monkeypatch, inductor_config, missing):
+    import torch._inductor.select_algorithm  # noqa: F401
+    from nvgemm_fusion.fusion.reasons import Reason, Refusal
+    from nvgemm_fusion.lowering.targets import TARGETS
+    from nvgemm_fusion.scheduler_hooks import choices, install
+
+    expected = []
+    target = Refusal(Reason.TARGET) if missing == "target" else TARGETS["H200"]
+    compiler = types.SimpleNamespace(expect=lambda: expected.append("kernels"))
+    monkeypatch.setattr(choices, "shared_compiler", lambda workers: compiler)
+    monkeypatch.setattr(choices, "current_target", lambda: target)
+    monkeypatch.setattr(choices, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: missing != "context")
+    with inductor_config.patch(nvgemm_epilogue_fusion=missing != "flag"):
+        disconnect = install._connect_select_algorithm()
+    disconnect()
+    assert expected == ([] if missing else ["kernels"])
