@@ -32,6 +32,7 @@ class Reason(str, enum.Enum):
     TOO_LARGE = "too large", "a tensor has more elements than the kernels' 32-bit indices reach"
     SYMBOLIC_SHAPE = "symbolic shape", "a size is not known when the graph is compiled"
     EMPTY = "empty", "a size is zero"
+    PLACED = "placed", "the program runs this on a stream, or keeps it in a memory pool, that it names itself"
 
     # about the nodes after it
     NO_READER = "no reader", "nothing pointwise reads the product"

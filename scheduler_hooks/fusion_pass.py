@@ -25,7 +25,7 @@ from ..fusion.reasons import Reason, Refusal
 from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
-from . import tuning
+from . import torch_versions, tuning
 from .alternatives import compile_ahead, compile_stock_ahead, contenders
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
@@ -58,6 +58,7 @@ class FusionPass:
         if not nodes or not is_enabled():
             return nodes
         scheduler = nodes[0].scheduler
+        torch_versions.complete(scheduler)
         choices = {node: _take_out_candidates(node.node)[0] for node in nodes if _has_candidates(node)}
         if len(choices) > 1:
             _start_ahead(choices, nodes)
@@ -129,6 +130,8 @@ def _contest(
 ) -> tuple[Contest, list[Refusal]] | Refusal:
     """The contest for one GEMM, and why its regions are not larger."""
     buffer, target = node.node, target_of_graph()
+    if torch_versions.is_placed(node):
+        return Refusal(Reason.PLACED, node.get_name())
     if not isinstance(target, Target):
         return target
     gemm = Gemm.of(buffer.inputs, buffer.get_layout(), target, choice.alpha, choice.beta)
@@ -197,6 +200,8 @@ def _refuser(capture: RegionCapture, gemm: SchedulerNode) -> Callable[[BaseSched
         template = node.get_template_node()
         if template is not None and template.get_name() in scheduling.decided:
             return Refusal(Reason.TAKEN, node.get_name())
+        if torch_versions.is_placed(node):
+            return Refusal(Reason.PLACED, node.get_name())
         if not any(dependency.name in capture.written for dependency in node.read_writes.reads):
             return Refusal(Reason.INDEX_PATTERN, f"{node.get_name()} does not read the product")
         return capture.add(node)

@@ -39,6 +39,23 @@ def config_entry(name: str, **description: Any) -> Any:
     return _ConfigEntry(Config(**description), *names)
 
 
+def complete(scheduler: Any) -> None:
+    """Gives a scheduler under construction what it has only after our pass, and is asked for when a kernel is
+    generated: in later versions, whether nodes run on several streams, and in which memory pools they are. Those of a
+    contest have none of their own (see `is_placed`)."""
+    for name, nothing in (("_multi_stream_nodes", False), ("node_to_mempool", {}), ("buff_to_mempool", {})):
+        if not hasattr(scheduler, name):
+            setattr(scheduler, name, nothing)
+
+
+def is_placed(node: Any) -> bool:
+    """Whether the program itself says on which stream a scheduler node runs, or in which memory pool its result lies.
+    Older versions know of neither."""
+    operations = [part.node for part in node.get_nodes() if part.node is not None]
+    questions = ("get_stream_idx", "get_mempool")
+    return any(getattr(operation, name, lambda: None)() is not None for operation in operations for name in questions)
+
+
 def forget_config_hash(config: ModuleType) -> None:
     """Has a configuration module compute its hash anew. From 2.12 on it keeps none."""
     if "_is_dirty" in config._bypass_keys:

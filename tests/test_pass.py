@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+import types
 
 import pytest
 import torch
 import torch.nn.functional as F
 from nvgemm_fusion.fusion.program import OperandKind
+from nvgemm_fusion.fusion.reasons import Refusal
 
 BF16 = torch.bfloat16
 
@@ -266,6 +268,65 @@ def test_what_stock_computes_in_the_same_kernel_counts_on_both_sides(decisions):
     random = {name for a in record["alternatives"] for name in a["separate"]} - {n["name"] for n in record["nodes"]}
     assert len(random) == 1
     assert all(random <= set(alternative["separate"]) for alternative in record["alternatives"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b, r: F.gelu(F.linear(x, w, b)),
+        lambda x, w, b, r: F.linear(x, w) * torch.rand_like(r),
+        lambda x, w, b, r: ((y := F.linear(x, w) * r), F.rms_norm(y, (128,))),
+    ],
+    ids=["after", "beside", "reduction"],
+)
+def test_inductor_generates_the_kernels_of_each_alternative(function, h200, decisions, monkeypatch):
+    """On a GPU they would be compiled and timed; a scheduler under construction lacks what later ones need for it."""
+    from nvgemm_fusion.scheduler_hooks import alternatives, fusion_pass, workload
+
+    generated = []
+
+    def contenders(contest):
+        def compile_kernel(nodes):
+            generated.append(contest.node.scheduler.generate_kernel_code_from_nodes(nodes, benchmark_kernel=True))
+            return None, None
+
+        found = alternatives.contenders(contest)
+        with monkeypatch.context() as patch:
+            patch.setattr(contest.node.scheduler, "compile_kernel", compile_kernel, raising=False)
+            patch.setattr(workload, "_compile", lambda future, module: None)
+            started = [workload.Workload(contest)._start(entrant) for entrant in found]
+        assert found and not [of for of in started if isinstance(of, Refusal)]
+        return found
+
+    monkeypatch.setattr(fusion_pass, "contenders", contenders)
+    torch.compile(function)(X, W, BIAS, TILE)
+    assert decisions()[0]["chosen"] is not None and all("triton" in code for code in generated) and generated
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["gemm", "reader"])
+def test_what_the_program_places_itself_is_left_alone(number, h200, decisions, monkeypatch):
+    from nvgemm_fusion.scheduler_hooks import torch_versions
+
+    monkeypatch.setattr(torch_versions, "is_placed", lambda node: node.get_name() == f"op{number}")
+    torch.compile(lambda x, w, r: F.relu(F.linear(x, w)) * r)(X, W, TILE)
+    (record,) = decisions()
+    assert not record["fused"] and "placed" in reasons(record)
+
+
+def test_a_node_is_placed_by_a_stream_or_a_memory_pool():
+    from nvgemm_fusion.scheduler_hooks.torch_versions import is_placed
+
+    def node(*operations):
+        parts = [types.SimpleNamespace(node=operation) for operation in operations]
+        return types.SimpleNamespace(get_nodes=lambda: parts)
+
+    def operation(**answers):
+        return types.SimpleNamespace(**{name: lambda answer=answer: answer for name, answer in answers.items()})
+
+    somewhere = operation(get_stream_idx=None, get_mempool=None)
+    assert not is_placed(node(None, operation(), somewhere))
+    assert is_placed(node(somewhere, operation(get_stream_idx=0)))
+    assert is_placed(node(operation(get_stream_idx=None, get_mempool=(0, 1))))
 
 
 @pytest.mark.parametrize(
