@@ -10,6 +10,7 @@
     graph           scheduler nodes -> the graph that regions are found in
     contest         a GEMM with the regions around it, and who competes to compute them
     alternatives    those that do, each with its time
+    measurement     what the stopwatch says of them, in several places of memory
     workload        the tensors of one region on the GPU, and each alternative as a function of them
     stopwatch       GPU time of such functions, side by side
     fusion_pass     the scheduler pass: measures, decides, fuses

@@ -9,10 +9,8 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -28,23 +26,16 @@ from ..lowering.candidates import candidates
 from ..lowering.compiler import CompiledKernel, shared_compiler
 from ..lowering.cublaslt import CANDIDATE, activation
 from ..lowering.kernel import Candidate, KernelSpec
-from ..lowering.store import KernelStore
 from ..lowering.trial import shared_trial
 from .choices import NvgemmChoice
 from .contest import Contender, Contest
 from .kernel_call import KernelCall
-from .stopwatch import Stopwatch, Timed, mean_of
+from .measurement import timed
 from .virtual_device import current_virtual_device
-from .workload import PLACES, Workload
+from .workload import Workload
 
 TRITON_TEMPLATES = 2
 """How many of the Triton templates, by Inductor's own timing, are timed again here."""
-ROUNDS = 10
-"""Of the stopwatch, in each place of B: as many as it needs to notice a change of the clocks."""
-FINALISTS = 1.05
-"""B's further places are for those within this much of the fastest in the first: one place moves a kernel by less."""
-TURN_LIMIT_S = 60.0
-"""After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
 
 
 def contenders(contest: Contest) -> list[Contender] | Refusal:
@@ -58,7 +49,7 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
     if isinstance(prepared, Refusal):
         return prepared
     stock, workload = prepared
-    return _timed(workload, contest.node.get_device(), stock + compiling())
+    return timed(workload, contest.node.get_device(), stock + compiling())
 
 
 def compile_ahead(contest: Contest, wanted: Collection[str]) -> None:
@@ -107,7 +98,7 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
         return [(entrant, compiler.submit(entrant.call.spec)) for entrant in _ours(contest, region)]
 
     def wait(waiting: list[tuple[Contender, Future]]) -> list[Contender]:
-        return [with_kernel(entrant, future.result()) for entrant, future in waiting]
+        return [entrant.with_kernel(future.result()) for entrant, future in waiting]
 
     if not config.nvgemm_fusion_force:
         waiting = [pair for region in contest.programs for pair in submit(region)]
@@ -146,14 +137,6 @@ def our_contender(contest: Contest, region: Region | None, candidate: Candidate)
     inputs, scalars = contest.node.node.inputs, (choice.alpha, choice.beta)
     choice = NvgemmChoice(candidate, inputs, choice.layout, *scalars, choice.known_as)
     return Contender(alternative, region, choice, KernelCall(spec, contest.gemm, captured))
-
-
-def with_kernel(entrant: Contender, compiled: CompiledKernel | Refusal) -> Contender:
-    """One of our contenders with its kernel, or out of the contest with the reason."""
-    if isinstance(compiled, CompiledKernel):
-        alternative = replace(entrant.alternative, compile_s=compiled.seconds)
-        return replace(entrant, alternative=alternative, compiled=compiled)
-    return replace(entrant, alternative=replace(entrant.alternative, status=Status.FAILED, refusal=compiled))
 
 
 def stock_contender(contest: Contest, region: Region | None, choice: ChoiceCaller) -> Contender:
@@ -246,65 +229,3 @@ def _with_modelled_time(contest: Contest, entrant: Contender) -> Contender:
     if before:
         us += cost_model.fill_us(problem, len(before), dtype, contest.target)
     return replace(entrant, alternative=replace(alternative, timing=Timing(us), status=Status.MODELLED))
-
-
-def _turn(device: torch.device, store: KernelStore) -> AbstractContextManager[None]:
-    """Of the processes that share a GPU, those that tune take turns: each would time the other's kernels, too."""
-    if config.nvgemm_fusion_force:
-        return contextlib.nullcontext()
-    identity = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
-    return store.lock(f"gpu-{identity}", TURN_LIMIT_S)
-
-
-def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Contender:
-    """The entrant, out of the contest when it has a kernel whose first run fails."""
-    if entrant.compiled is None:
-        return entrant
-    layouts = [(view.size, view.strides, view.offset) for view in entrant.call.arguments()]
-    found = shared_trial(device).run(entrant.compiled, layouts, store)
-    return entrant if found is None else with_kernel(entrant, found)
-
-
-def _timed(workload: Workload, device: torch.device, entrants: list[Contender]) -> list[Contender] | Refusal:
-    """The entrants with the stopwatch's times on `device`; one that does not run, or not right, says why. Refused when
-    there is no room to time anything."""
-    store = shared_compiler(config.compile_threads).store
-    with _turn(device, store), torch.cuda.device(device):
-        entrants = [_tried(entrant, device, store) for entrant in entrants]
-        try:
-            results = mean_of(_windows(workload, entrants))
-        except torch.OutOfMemoryError:
-            return Refusal(Reason.NOT_MEASURED, "no room on the GPU to time anything")
-        finally:
-            workload.release()
-            torch.cuda.empty_cache()  # gives back the room that was needed
-    timed = []
-    for entrant, result in zip(entrants, results.values()):
-        alternative = entrant.alternative
-        if isinstance(result, Timing):
-            alternative = replace(alternative, timing=result)
-        elif alternative.status is not Status.FAILED:
-            alternative = replace(alternative, status=Status.FAILED, refusal=result)
-        timed.append(replace(entrant, alternative=alternative))
-    return timed
-
-
-def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int, Timed]]:
-    """What the stopwatch says of `entrants`, by their numbers: of all in the first place of B, in the others of those
-    that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
-    stopwatch = Stopwatch(ROUNDS, config.nvgemm_fusion_benchmark_ms / PLACES)
-    windows: list[dict[int, Timed]] = []
-    competing: Sequence[int] = range(len(entrants))
-    for _ in workload.places():
-        runs = workload.runs([entrants[i] for i in competing])
-        windows.append(dict(zip(competing, stopwatch.time(runs))))
-        del runs  # which hold B where it is
-        competing = _finalists(windows[0])
-        if len(competing) < 2:
-            break
-    return windows
-
-
-def _finalists(window: Mapping[int, Timed]) -> list[int]:
-    us = {number: timed.us for number, timed in window.items() if isinstance(timed, Timing)}
-    return [number for number in us if us[number] <= FINALISTS * min(us.values())]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx
 from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode
 
-from ..fusion.decision import Alternative
+from ..fusion.decision import Alternative, Status
 from ..fusion.program import EpilogueProgram
 from ..fusion.reasons import Refusal
 from ..fusion.regions import Region, absorbers, producers
@@ -88,3 +88,10 @@ class Contender:
     choice: Any
     call: KernelCall | None = None
     compiled: CompiledKernel | None = None
+
+    def with_kernel(self, compiled: CompiledKernel | Refusal) -> Contender:
+        """The same with its kernel, or out of the contest with the reason why it has none."""
+        if isinstance(compiled, CompiledKernel):
+            alternative = replace(self.alternative, compile_s=compiled.seconds)
+            return replace(self, alternative=alternative, compiled=compiled)
+        return replace(self, alternative=replace(self.alternative, status=Status.FAILED, refusal=compiled))

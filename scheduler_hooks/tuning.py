@@ -17,7 +17,7 @@ from ..lowering.candidates import candidates
 from ..lowering.compiler import shared_compiler
 from ..lowering.cublaslt import CANDIDATE
 from ..lowering.packages import versions
-from .alternatives import activation_contenders, backend_of, our_contender, stock_contender, with_kernel
+from .alternatives import activation_contenders, backend_of, our_contender, stock_contender
 from .contest import Contender, Contest
 
 logger = logging.getLogger("nvgemm_fusion")
@@ -99,7 +99,7 @@ def _entrant(contest: Contest, region: Region | None, winner: tuning.Winner) -> 
         if not isinstance(legal, list) or winner.candidate not in legal:
             return None
         entrant = our_contender(contest, region, winner.candidate)
-        return with_kernel(entrant, shared_compiler(config.compile_threads).submit(entrant.call.spec).result())
+        return entrant.with_kernel(shared_compiler(config.compile_threads).submit(entrant.call.spec).result())
     for choice in contest.node.node.choices:
         if _name(choice) == winner.name and (region is None or isinstance(choice, TritonTemplateCaller)):
             return stock_contender(contest, region, choice)

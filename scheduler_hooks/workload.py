@@ -37,8 +37,8 @@ from .stopwatch import Run
 
 Making = Callable[[], Run]
 """A kernel in the making: waits for its compiler, and gives what runs it."""
-PLACES = 4
-"""In which B lies, at equal distances. They overlap: tuning may take twice the memory of the tensors, and no more."""
+PLACES = 8
+"""In which B may lie, at equal distances. They overlap: tuning may take twice the memory of the tensors, no more."""
 ALIGNMENT_BYTES = 512
 """Of a place, as of what torch's allocator gives."""
 POOL_LIMIT_S = 60.0

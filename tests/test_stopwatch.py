@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-import time
-import types
 
 import pytest
 import torch
-from nvgemm_fusion.fusion.decision import Alternative, Backend, Status, Timing
+from nvgemm_fusion.fusion.decision import Timing
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
-from nvgemm_fusion.lowering.store import KernelStore
-from nvgemm_fusion.scheduler_hooks import alternatives, stopwatch
-from nvgemm_fusion.scheduler_hooks.contest import Contender
+from nvgemm_fusion.scheduler_hooks import stopwatch
 from nvgemm_fusion.scheduler_hooks.stopwatch import Stopwatch, clock_change, contending, is_separated
-from nvgemm_fusion.scheduler_hooks.workload import PLACES
 
 
 def test_what_is_far_behind_is_dropped():
@@ -175,93 +168,3 @@ def test_what_was_in_one_window_alone_has_the_pace_of_all():
     found = stopwatch.mean_of([first, by_number(Timing(121.0, 1.0), Timing(60.5))])
     assert list(found) == [0, 1, 2]
     assert (found[2].us, found[2].spread) == pytest.approx((220.0, 2.2))
-
-
-@pytest.fixture
-def timed_by_name(monkeypatch, tmp_path):
-    """`alternatives._timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
-    further one is slower by a fifth), a RUN_ERROR what that refuses, any other Refusal what the workload does. Its
-    attribute `windows` has who was timed together."""
-    outcomes, windows = {}, []
-
-    class Workload:
-        is_released = False
-
-        def release(self):
-            self.is_released = True
-
-        def places(self):
-            for number in range(PLACES):
-                self.pace = 1.2**number
-                yield
-
-        def runs(self, entrants):
-            windows.append([entrant.alternative.candidate for entrant in entrants])
-            return [self.run(outcomes[name], self.pace) for name in windows[-1]]
-
-        def run(self, outcome, pace):
-            if isinstance(outcome, Timing):
-                return lambda: outcome.scaled(pace)
-            return (lambda: outcome) if outcome.reason is Reason.RUN_ERROR else outcome
-
-    class MadeUp:
-        def __init__(self, rounds, budget_ms):
-            assert (rounds, budget_ms) == (10, 37.5)
-
-        def time(self, runs):
-            return [run if isinstance(run, Refusal) else run() for run in runs]
-
-    monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(alternatives, "Stopwatch", MadeUp)
-
-    def timed(**given):
-        outcomes.update(given)
-        entrants = [Contender(Alternative(Backend.NVGEMM, name), None, None) for name in given]
-        workload = Workload()
-        found = alternatives._timed(workload, torch.device("cuda", 0), entrants)
-        assert workload.is_released
-        return found
-
-    timed.windows = windows
-    return timed
-
-
-def test_each_entrant_says_why_it_has_no_time(timed_by_name):
-    wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
-    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)
-    assert first.alternative.timing == Timing(5.0) and first.alternative.status is Status.MEASURED
-    assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
-    assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
-
-
-def test_only_who_may_be_the_fastest_is_timed_in_further_places(timed_by_name):
-    broken = Refusal(Reason.WRONG_RESULT)
-    entrants = timed_by_name(slow=Timing(6.0), near=Timing(5.2), broken=broken, fast=Timing(5.0))
-    assert timed_by_name.windows == [["slow", "near", "broken", "fast"], *[["near", "fast"]] * (PLACES - 1)]
-    us = [entrant.alternative.timing.us for entrant in entrants if entrant.alternative.timing]
-    assert us == pytest.approx([factor * 1.2**1.5 for factor in (6.0, 5.2, 5.0)])
-    timed_by_name.windows.clear()
-    timed_by_name(slow=Timing(5.3), fast=Timing(5.0))
-    assert timed_by_name.windows == [["slow", "fast"]]
-
-
-def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
-    monkeypatch.setattr(alternatives, "TURN_LIMIT_S", 0.3)
-    started = time.monotonic()
-    with KernelStore().lock("gpu-GPU-1", 10.0):  # as another process holds it
-        waiting = threading.Thread(target=lambda: timed_by_name(fast=Timing(5.0)))
-        waiting.start()
-        waiting.join()
-    assert 0.3 <= time.monotonic() - started < 10
-
-
-def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
-    def no_room(rounds, budget_ms):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(alternatives, "Stopwatch", no_room)
-    refusal = timed_by_name(fast=Timing(5.0))
-    assert refusal.reason is Reason.NOT_MEASURED and "no room" in refusal.detail

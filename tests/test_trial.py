@@ -148,12 +148,13 @@ def test_a_guarded_tensor_tells_what_is_written_beside_it(dtype):
 def test_a_candidate_that_does_harm_is_out_and_the_compile_goes_on(
     how, tmp_path, broken_trial, inductor_config, decisions, monkeypatch
 ):
-    from nvgemm_fusion.scheduler_hooks import alternatives
+    from nvgemm_fusion.scheduler_hooks import alternatives, measurement
 
     monkeypatch.setattr(trial, "TIME_LIMIT_S", 5.0)
     monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
     broken = broken_trial(how, torch.device("cuda", 0))
-    monkeypatch.setattr(alternatives, "shared_trial", lambda device: broken)
+    for module in (alternatives, measurement):
+        monkeypatch.setattr(module, "shared_trial", lambda device: broken)
     x, w, b = (torch.randn(*size, device="cuda").to(BF16) for size in ((256, 512), (1024, 512), (1024,)))
     with torch.no_grad(), inductor_config.patch(nvgemm_max_profiling_configs=1):
         result = torch.compile(lambda: F.silu(F.linear(x, w, b)))()

@@ -1,0 +1,103 @@
+"""Measurement: what the stopwatch says of the entrants of a contest, in one place of B after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch._inductor import config
+
+from ..fusion.decision import Backend, Status, Timing
+from ..fusion.reasons import Reason, Refusal
+from ..lowering.compiler import shared_compiler
+from ..lowering.store import KernelStore
+from ..lowering.trial import shared_trial
+from .contest import Contender
+from .stopwatch import Stopwatch, Timed, mean_of
+from .workload import Workload
+
+logger = logging.getLogger("nvgemm_fusion")
+
+ROUNDS = 10
+"""Of the stopwatch, in each place of B: as many as it needs to notice a change of the clocks."""
+FINALISTS = 1.05
+"""B's further places are for those within this much of the fastest so far: a place moves most kernels by less."""
+FEWEST_PLACES = 2
+"""Of B, unless one entrant is far ahead. Further ones are tried while the budget lasts: they matter where a GEMM has
+few rows, and such a one takes little time."""
+TURN_LIMIT_S = 60.0
+"""After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
+
+
+def timed(workload: Workload, device: torch.device, entrants: list[Contender]) -> list[Contender] | Refusal:
+    """The entrants with the stopwatch's times on `device`; one that does not run, or not right, says why. Refused when
+    there is no room to time anything."""
+    store = shared_compiler(config.compile_threads).store
+    with _turn(device, store), torch.cuda.device(device):
+        entrants = [_tried(entrant, device, store) for entrant in entrants]
+        try:
+            results = mean_of(_windows(workload, entrants))
+        except torch.OutOfMemoryError:
+            return Refusal(Reason.NOT_MEASURED, "no room on the GPU to time anything")
+        finally:
+            workload.release()
+            torch.cuda.empty_cache()  # gives back the room that was needed
+    found = []
+    for entrant, result in zip(entrants, results.values()):
+        alternative = entrant.alternative
+        if isinstance(result, Timing):
+            alternative = replace(alternative, timing=result)
+        elif alternative.status is not Status.FAILED:
+            alternative = replace(alternative, status=Status.FAILED, refusal=result)
+            if alternative.backend is not Backend.NVGEMM:
+                logger.warning("%s of Inductor's cannot be timed: %s", alternative.candidate, result.explanation)
+        found.append(replace(entrant, alternative=alternative))
+    return found
+
+
+def _turn(device: torch.device, store: KernelStore) -> AbstractContextManager[None]:
+    """Of the processes that share a GPU, those that tune take turns: each would time the other's kernels, too."""
+    if config.nvgemm_fusion_force:
+        return contextlib.nullcontext()
+    identity = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
+    return store.lock(f"gpu-{identity}", TURN_LIMIT_S)
+
+
+def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Contender:
+    """The entrant, out of the contest when it has a kernel whose first run fails."""
+    if entrant.compiled is None:
+        return entrant
+    layouts = [(view.size, view.strides, view.offset) for view in entrant.call.arguments()]
+    found = shared_trial(device).run(entrant.compiled, layouts, store)
+    return entrant if found is None else entrant.with_kernel(found)
+
+
+def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int, Timed]]:
+    """What the stopwatch says of `entrants`, by their numbers: of all in the first place of B, in the others of those
+    that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
+    budget_ms, spent_ms = config.nvgemm_fusion_benchmark_ms, 0.0
+    stopwatch = Stopwatch(ROUNDS, budget_ms / FEWEST_PLACES)
+    windows: list[dict[int, Timed]] = []
+    competing: Sequence[int] = range(len(entrants))
+    for _ in workload.places():
+        runs = workload.runs([entrants[i] for i in competing])
+        started = time.monotonic()
+        windows.append(dict(zip(competing, stopwatch.time(runs))))
+        spent_ms += 1e3 * (time.monotonic() - started)
+        del runs  # which hold B where it is
+        competing = _finalists(windows)
+        if len(competing) < 2 or (spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
+            break
+    return windows
+
+
+def _finalists(windows: Sequence[Mapping[int, Timed]]) -> list[int]:
+    """Of those in the last window, who is not too far behind by now."""
+    mean = mean_of(windows)
+    us = {number: mean[number].us for number in windows[-1] if isinstance(mean[number], Timing)}
+    return [number for number in us if us[number] <= FINALISTS * min(us.values())]

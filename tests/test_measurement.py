@@ -1,0 +1,122 @@
+"""A contest on the GPU: who is timed where and how often, and who says what when something fails."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+import types
+
+import pytest
+import torch
+from nvgemm_fusion.fusion.decision import Alternative, Backend, Status, Timing
+from nvgemm_fusion.fusion.reasons import Reason, Refusal
+from nvgemm_fusion.lowering.store import KernelStore
+from nvgemm_fusion.scheduler_hooks import measurement
+from nvgemm_fusion.scheduler_hooks.contest import Contender
+from nvgemm_fusion.scheduler_hooks.workload import PLACES
+
+
+@pytest.fixture
+def timed_by_name(monkeypatch, tmp_path):
+    """`measurement.timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
+    further one is slower by a fifth), a list of them what it says in each place, a RUN_ERROR what it refuses, any other
+    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms."""
+    outcomes, windows, clock = {}, [], itertools.count(step=0.04)
+
+    class Workload:
+        is_released = False
+
+        def release(self):
+            self.is_released = True
+
+        def places(self):
+            for self.number in range(PLACES):
+                yield
+
+        def runs(self, entrants):
+            windows.append([entrant.alternative.candidate for entrant in entrants])
+            return [self.run(outcomes[name]) for name in windows[-1]]
+
+        def run(self, outcome):
+            if isinstance(outcome, list):
+                outcome = outcome[self.number]
+            if isinstance(outcome, Timing):
+                return lambda: outcome.scaled(1.2**self.number)
+            return (lambda: outcome) if outcome.reason is Reason.RUN_ERROR else outcome
+
+    class MadeUp:
+        def __init__(self, rounds, budget_ms):
+            assert (rounds, budget_ms) == (10, 75)
+
+        def time(self, runs):
+            return [run if isinstance(run, Refusal) else run() for run in runs]
+
+    monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(measurement, "Stopwatch", MadeUp)
+    monkeypatch.setattr(measurement, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def timed(**given):
+        outcomes.update(given)
+        backend = {"aten": Backend.ATEN}
+        entrants = [Contender(Alternative(backend.get(name, Backend.NVGEMM), name), None, None) for name in given]
+        workload = Workload()
+        found = measurement.timed(workload, torch.device("cuda", 0), entrants)
+        assert workload.is_released
+        return found
+
+    timed.windows = windows
+    return timed
+
+
+def test_each_entrant_says_why_it_has_no_time(timed_by_name):
+    wrong, crash = Refusal(Reason.WRONG_RESULT, "store 0 differs"), Refusal(Reason.RUN_ERROR, "RuntimeError: no")
+    first, second, third = timed_by_name(fast=Timing(5.0), wrong=wrong, crash=crash)
+    assert first.alternative.timing == Timing(5.0) and first.alternative.status is Status.MEASURED
+    assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
+    assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
+
+
+def test_only_who_may_be_the_fastest_is_timed_in_further_places(timed_by_name):
+    broken = Refusal(Reason.WRONG_RESULT)
+    falls_behind = [Timing(5.1), Timing(6.0), Timing(6.0)]
+    entrants = timed_by_name(slow=Timing(6.0), near=Timing(5.2), late=falls_behind, broken=broken, fast=Timing(5.0))
+    everyone, finalists = ["slow", "near", "late", "broken", "fast"], ["near", "fast"]
+    assert timed_by_name.windows == [everyone, ["near", "late", "fast"], finalists, finalists]  # in 160 ms of 150
+    us = {entrant.alternative.candidate: entrant.alternative.timing for entrant in entrants}
+    assert us["slow"].us / us["fast"].us == pytest.approx(1.2) and us["near"].us / us["fast"].us == pytest.approx(1.04)
+
+
+def test_a_contest_with_nobody_near_the_fastest_is_over(timed_by_name):
+    timed_by_name(slow=Timing(5.3), fast=Timing(5.0))
+    assert timed_by_name.windows == [["slow", "fast"]]
+
+
+def test_it_is_said_which_of_inductors_kernels_cannot_be_timed(timed_by_name, caplog):
+    timed_by_name(fast=Timing(5.0), quack=Refusal(Reason.RUN_ERROR, "AttributeError: no"))
+    assert not caplog.text
+    timed_by_name(aten=Refusal(Reason.RUN_ERROR, "AttributeError: no"), fast=Timing(5.0))
+    assert "aten of Inductor's cannot be timed" in caplog.text and "AttributeError" in caplog.text
+
+
+def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
+    monkeypatch.setattr(measurement, "TURN_LIMIT_S", 0.3)
+    started = time.monotonic()
+    with KernelStore().lock("gpu-GPU-1", 10.0):  # as another process holds it
+        waiting = threading.Thread(target=lambda: timed_by_name(fast=Timing(5.0)))
+        waiting.start()
+        waiting.join()
+    assert 0.3 <= time.monotonic() - started < 10
+
+
+def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
+    def no_room(rounds, budget_ms):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(measurement, "Stopwatch", no_room)
+    refusal = timed_by_name(fast=Timing(5.0))
+    assert refusal.reason is Reason.NOT_MEASURED and "no room" in refusal.detail
