@@ -126,14 +126,6 @@ def add_candidates(choices: list[Any]) -> list[Any]:
         return choices
 
 
-def expect_candidates() -> None:
-    """Starts the compilers' imports beside Inductor's own, where no kernel is on disk yet: there will be candidates to
-    compile. Of a flag that only a single compile gets, in its options, nothing is known yet."""
-    if config.nvgemm_epilogue_fusion and not missing_packages() and torch.cuda.is_initialized():
-        if isinstance(current_target(), Target):
-            shared_compiler(config.compile_threads).expect()
-
-
 def _with_candidates(choices: list[Any]) -> list[Any]:
     node = V.graph.current_node
     inputs, layout = choices[0].input_nodes, choices[0].layout

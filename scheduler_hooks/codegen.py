@@ -8,15 +8,9 @@ With the flag off it does nothing of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from torch._inductor import config
-from torch._inductor.codegen.common import device_codegens, register_backend_for_device
-from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
-from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 
@@ -72,31 +66,3 @@ class FusionScheduling(CUDACombinedScheduling):
     def _has_call(self, node: BaseSchedulerNode) -> bool:
         template = node.get_template_node()
         return template is not None and template.get_name() in self.calls
-
-
-def register() -> Callable[[], None]:
-    """Makes `FusionScheduling` the backend for CUDA; returns what puts the former one back."""
-    former = device_codegens.get("cuda")
-    register_backend_for_device("cuda", _scheduling, PythonWrapperCodegen, CppWrapperGpu, WrapperFxCodegen)
-
-    def restore() -> None:
-        register_backend_for_device(
-            "cuda", CUDACombinedScheduling, PythonWrapperCodegen, CppWrapperGpu, WrapperFxCodegen
-        )
-        if former is not None:
-            device_codegens["cuda"] = former
-
-    return restore
-
-
-def _scheduling(scheduler: Scheduler | None) -> Any:
-    """The backend that `config.cuda_backend` asks for: ours extends Triton's, the others stay as they are."""
-    if config.cuda_backend == "triton":
-        return FusionScheduling(scheduler)
-    if config.cuda_backend == "halide":
-        from torch._inductor.codegen.halide import HalideScheduling
-
-        return HalideScheduling(scheduler)
-    from torch._inductor.codegen.pallas import PallasScheduling
-
-    return PallasScheduling(scheduler)

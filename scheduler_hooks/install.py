@@ -11,6 +11,9 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from . import autoload, torch_versions
 
@@ -71,17 +74,72 @@ def _connect_config() -> Callable[[], None]:
 def _connect_select_algorithm() -> Callable[[], None]:
     from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
-    from .choices import add_candidates, expect_candidates
+    from . import choices  # noqa: F401  where one of our libraries is missing, nothing is connected
 
-    add_preprocessing_fn(add_candidates)
-    expect_candidates()
-    return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(add_candidates)
+    add_preprocessing_fn(_add_candidates)
+    _expect_kernels()
+    return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(_add_candidates)
 
 
 def _connect_scheduling() -> Callable[[], None]:
-    from . import codegen
+    from torch._inductor.codegen.common import device_codegens, register_backend_for_device
+    from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
+    from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
-    return codegen.register()
+    from . import codegen  # noqa: F401
+
+    former, wrappers = device_codegens.get("cuda"), (PythonWrapperCodegen, CppWrapperGpu, WrapperFxCodegen)
+    register_backend_for_device("cuda", _scheduling, *wrappers)
+
+    def restore() -> None:
+        register_backend_for_device("cuda", CUDACombinedScheduling, *wrappers)
+        if former is not None:
+            device_codegens["cuda"] = former
+
+    return restore
+
+
+# What stays with Inductor asks our modules when it is called. When it is connected, one of them may have come no
+# further than to its import of Inductor.
+
+
+def _add_candidates(choices: list[Any]) -> list[Any]:
+    from .choices import add_candidates
+
+    return add_candidates(choices)
+
+
+def _scheduling(scheduler: Any) -> Any:
+    """The backend that `config.cuda_backend` asks for: ours extends Triton's, the others stay as they are."""
+    from torch._inductor import config
+
+    if config.cuda_backend == "triton":
+        from .codegen import FusionScheduling
+
+        return FusionScheduling(scheduler)
+    if config.cuda_backend == "halide":
+        from torch._inductor.codegen.halide import HalideScheduling
+
+        return HalideScheduling(scheduler)
+    from torch._inductor.codegen.pallas import PallasScheduling
+
+    return PallasScheduling(scheduler)
+
+
+def _expect_kernels() -> None:
+    """Starts the compilers' imports beside Inductor's own, where no kernel is on disk yet: there will be candidates to
+    compile. Of a flag that only a single compile gets, in its options, nothing is known yet."""
+    from torch._inductor import config
+
+    from ..lowering.compiler import shared_compiler
+    from ..lowering.packages import missing_packages
+    from ..lowering.targets import Target, current_target
+
+    if config.nvgemm_epilogue_fusion and not missing_packages() and torch.cuda.is_initialized():
+        if isinstance(current_target(), Target):
+            shared_compiler(config.compile_threads).expect()
 
 
 _CONNECTORS = {

@@ -241,6 +241,16 @@ def test_an_unknown_torch_is_left_alone_and_told_once():
     assert out == "False" and err.count("epilogue fusion stays off: torch 2.99.0") == 1
 
 
+@pytest.mark.parametrize("module", ["choices", "codegen", "measurement", "fusion_pass"])
+def test_any_module_of_ours_may_be_what_imports_inductor(module):
+    script = (
+        f"import torch, nvgemm_fusion.scheduler_hooks.{module}\n"
+        "from nvgemm_fusion.scheduler_hooks.install import extension_points\n"
+        "print(all(extension_points().values()))"
+    )
+    assert python(script) == ("True", "")
+
+
 def test_uninstall_and_install():
     script = (
         "import torch._inductor.config as config, torch._inductor.select_algorithm as selection, sys\n"
@@ -263,7 +273,8 @@ def test_uninstall_and_install():
 @pytest.mark.parametrize("value", ["halide", "pallas"])
 def test_other_backends_for_cuda_stay_what_they_are(value):
     import torch._inductor.config as config
-    from nvgemm_fusion.scheduler_hooks.codegen import FusionScheduling, _scheduling
+    from nvgemm_fusion.scheduler_hooks.codegen import FusionScheduling
+    from nvgemm_fusion.scheduler_hooks.install import _scheduling
 
     with config.patch(cuda_backend=value):
         assert not isinstance(_scheduling(None), FusionScheduling)
@@ -277,18 +288,18 @@ def test_inductor_for_the_cpu_is_untouched():
 
 
 @pytest.mark.parametrize("missing", ["", "flag", "context", "target", "package"])
-def test_the_compilers_are_imported_beside_inductor_where_something_will_be_fused(monkeypatch, inductor_config, missing):
+def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config, missing):
     import torch._inductor.select_algorithm  # noqa: F401
     from nvgemm_fusion.fusion.reasons import Reason, Refusal
-    from nvgemm_fusion.lowering.targets import TARGETS
-    from nvgemm_fusion.scheduler_hooks import choices, install
+    from nvgemm_fusion.lowering import compiler, packages, targets
+    from nvgemm_fusion.scheduler_hooks import install
 
     expected = []
-    target = Refusal(Reason.TARGET) if missing == "target" else TARGETS["H200"]
-    compiler = types.SimpleNamespace(expect=lambda: expected.append("kernels"))
-    monkeypatch.setattr(choices, "shared_compiler", lambda workers: compiler)
-    monkeypatch.setattr(choices, "current_target", lambda: target)
-    monkeypatch.setattr(choices, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
+    target = Refusal(Reason.TARGET) if missing == "target" else targets.TARGETS["H200"]
+    kernels = types.SimpleNamespace(expect=lambda: expected.append("kernels"))
+    monkeypatch.setattr(compiler, "shared_compiler", lambda workers: kernels)
+    monkeypatch.setattr(targets, "current_target", lambda: target)
+    monkeypatch.setattr(packages, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: missing != "context")
     with inductor_config.patch(nvgemm_epilogue_fusion=missing != "flag"):
         disconnect = install._connect_select_algorithm()
