@@ -18,7 +18,7 @@ FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
 FRESH = {**FUSED, "nvgemm_fusion_cache": False}
 """With the flag on, and every contest held."""
 FORCED = {**FUSED, "nvgemm_fusion_force": True}
-PLACES, ROUNDS, BUDGET_MS = 8, 6, 2000
+PLACES, ROUNDS, BUDGET_MS = 16, 5, 2000
 """In how many places in memory the tensors lie, one after the other, and rounds and time for each of them."""
 
 

@@ -28,6 +28,7 @@ import torch
 from rich.progress import track
 
 from ..fusion import log
+from ..fusion.decision import Status
 from ..lowering.packages import versions
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
@@ -227,9 +228,10 @@ def _inputs(task: Task) -> tuple[torch.Tensor, ...]:
 
 
 def _choice(record: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen for one GEMM."""
+    """What was chosen for one GEMM, and how many alternatives could not be timed."""
+    failed = sum(alternative["status"] == Status.FAILED.value for alternative in record["alternatives"])
     if record["chosen"] is None:
-        return {"backend": "", "candidate": "", "us": None, "fused": 0, "epilogue": False}
+        return {"backend": "", "candidate": "", "us": None, "fused": 0, "epilogue": False, "failed": failed}
     chosen = record["alternatives"][record["chosen"]]
     return {
         "backend": chosen["backend"],
@@ -237,6 +239,7 @@ def _choice(record: dict[str, Any]) -> dict[str, Any]:
         "us": chosen["us"],
         "fused": len(chosen["fused"]),
         "epilogue": bool(chosen["epilogue"]),
+        "failed": failed,
     }
 
 
@@ -247,7 +250,8 @@ def _mean(ratios: Sequence[float]) -> float:
 def _line(row: dict[str, Any]) -> str:
     times = " ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
     choice = ", ".join(f"{c['backend']} {c['candidate']}" + " +" * c["epilogue"] for c in row["choice"])
-    found = f"regret {row['regret']:.3f}, error {row['error_ratio']}"
+    failed = sum(c["failed"] for c in row["choice"])
+    found = f"regret {row['regret']:.3f}, error {row['error_ratio']}" + f", {failed} failed" * bool(failed)
     return f"{row['model']} {row['layer']} {row['m']}: {times}; {found}; {choice}"
 
 

@@ -226,6 +226,20 @@ MUTANTS = (
         "tests/test_pass.py",
     ),
     Mutant(
+        "no kernel of Inductor's is generated while its scheduler is under construction",
+        "scheduler_hooks/torch_versions.py",
+        "if not hasattr(scheduler, name):",
+        "if hasattr(scheduler, name):",
+        "tests/test_pass.py",
+    ),
+    Mutant(
+        "who is far behind is timed in every place of B",
+        "scheduler_hooks/measurement.py",
+        "competing = _finalists(windows)",
+        "competing = list(windows[0])",
+        "tests/test_measurement.py",
+    ),
+    Mutant(
         "a contest is decided with B in one place",
         "scheduler_hooks/workload.py",
         "for number in range(PLACES if step else 1):",
