@@ -30,8 +30,11 @@ def over_gpus(function: Callable[[Item], Result], items: Iterable[Item]) -> Iter
 
 
 def _settle(free: SimpleQueue, cores: int) -> None:
-    """Makes one GPU the only one of this process, before anything asks for it."""
+    """Makes one GPU the only one of this process, before anything asks for it, and keeps it and what it starts to its
+    part of the cores: what compiles elsewhere would be in its times."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpu = free.get()
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, allowed[gpu * cores : (gpu + 1) * cores] or allowed)
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(cores)

@@ -116,6 +116,10 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     found = list(gpus.over_gpus(os.getenv, ["CUDA_VISIBLE_DEVICES"] * 6))
     assert len(found) == 6 and set(found) <= {"5", "7"}
+    # Two processes, each of which may have more than one item or none.
+    allowed = os.sched_getaffinity(0)
+    parts = {frozenset(cores) for cores in gpus.over_gpus(os.sched_getaffinity, [0] * 6)}
+    assert set.union(*map(set, parts)) <= allowed and all(len(part) <= max(1, len(allowed) // 2) for part in parts)
 
 
 def test_the_constants_are_where_the_fit_leaves_them():
