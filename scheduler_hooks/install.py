@@ -6,6 +6,7 @@ that happens here may make an import fail: whatever goes wrong is said once, and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -77,7 +78,8 @@ def _connect_select_algorithm() -> Callable[[], None]:
     from . import choices  # noqa: F401  where one of our libraries is missing, nothing is connected
 
     add_preprocessing_fn(_add_candidates)
-    _expect_kernels()
+    with contextlib.suppress(Exception):  # it is a head start, and no more
+        _expect_kernels()
     return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(_add_candidates)
 
 

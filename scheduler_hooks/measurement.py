@@ -89,7 +89,6 @@ def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int
         started = time.monotonic()
         windows.append(dict(zip(competing, stopwatch.time(runs))))
         spent_ms += 1e3 * (time.monotonic() - started)
-        del runs  # which hold B where it is
         competing = _finalists(windows)
         if len(competing) < 2 or (spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
             break

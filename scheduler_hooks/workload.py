@@ -31,7 +31,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 
 from ..fusion.reasons import Reason, Refusal, described
-from ..lowering.launcher import bind
+from ..lowering.launcher import Launcher, bind
 from .contest import Contender, Contest
 from .stopwatch import Run
 
@@ -53,6 +53,7 @@ class Workload:
         self._buffers: dict[str, torch.Tensor] = {}
         self._making: dict[tuple[str, ...], Making] = {}
         self._bound: dict[tuple[str, ...], Run] = {}
+        self._launchers: dict[str, Launcher] = {}
 
     def prepare(self, entrants: Sequence[Contender]) -> None:
         """Starts the compilation of Inductor's kernels for `entrants`, long before `runs` waits for it."""
@@ -88,6 +89,7 @@ class Workload:
         self._buffers.clear()
         self._making.clear()  # they know this object, which would keep its tensors
         self._bound.clear()
+        self._launchers.clear()
 
     def _start(self, entrant: Contender) -> list[Making] | Refusal:
         """The kernels of `entrant`, in the order in which they run."""
@@ -106,7 +108,8 @@ class Workload:
             return Refusal(Reason.RUN_ERROR, described(error))
 
     def _kernel(self, entrant: Contender) -> Run:
-        launch = bind(entrant.compiled)
+        key = entrant.compiled.spec.key
+        launch = self._launchers[key] = self._launchers.get(key) or bind(entrant.compiled)
         arguments = [
             _viewed(self._buffer(view.buffer), view.size, view.strides, view.offset)
             for view in entrant.call.arguments()

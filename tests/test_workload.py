@@ -146,6 +146,18 @@ def test_b_lies_in_places_of_its_own_within_memory_for_two(weight):
     assert starts[-1] > EXTENT * 2 - workload.PLACES * 512 and not any(start % 512 for start in starts)
 
 
+def test_a_kernel_is_loaded_once_for_all_places(weight, monkeypatch):
+    loaded, launched = [], []
+    monkeypatch.setattr(workload, "bind", lambda kernel: loaded.append(kernel) or (lambda b: launched.append(b)))
+    view = types.SimpleNamespace(buffer="weight", size=(2, 3), strides=(1, 304), offset=7)
+    kernel = types.SimpleNamespace(spec=types.SimpleNamespace(key="0123"))
+    entrant = types.SimpleNamespace(compiled=kernel, call=types.SimpleNamespace(arguments=lambda: [view]))
+    for _ in weight.places():
+        weight._kernel(entrant)()
+        assert launched[-1].storage_offset() == weight._buffer("weight").storage_offset() + 7
+    assert loaded == [kernel] and len(launched) == workload.PLACES
+
+
 def test_without_room_for_another_place_there_is_one(weight):
     weight.room = EXTENT
     (_,) = weight.places()
