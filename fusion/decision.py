@@ -161,19 +161,19 @@ class Decision:
 
 
 def choose(alternatives: Sequence[Alternative], force: bool = False) -> tuple[tuple[Alternative, ...], int | None]:
-    """The alternatives with a reason at each loser, and the index of the winner (None when nothing has a time).
+    """The alternatives with a reason at each loser, and the index of the winner (None when there is none).
 
     The fastest wins, except that an NVGEMM alternative must beat the fastest of the others by more than the larger
-    of the two spreads: a tie goes to stock, and so does a comparison of times that are UNSTEADY, or one without any
-    of stock's. `force` (a debugging aid) picks the NVGEMM alternative that fuses most, whatever it costs, wherever
-    one has an epilogue.
+    of the two spreads: a tie goes to stock, and so does a comparison of times that are UNSTEADY. Where none of stock's
+    has a time with nothing fused, nobody knows how long stock would take: no winner. `force` (a debugging aid) picks
+    the NVGEMM alternative that fuses most, whatever it costs, wherever one has an epilogue.
     """
     timed = [i for i, a in enumerate(alternatives) if a.timing is not None and a.status is not Status.FAILED]
     if not timed:
         return tuple(alternatives), None
     stock = [i for i in timed if alternatives[i].backend is not Backend.NVGEMM]
     ours = [i for i in timed if alternatives[i].backend is Backend.NVGEMM]
-    if not stock and not force:
+    if all(alternatives[i].fused for i in stock) and not force:
         return tuple(alternatives), None
     winner = min(timed, key=lambda i: alternatives[i].timing.us)
     close, unsteady = False, 0.0

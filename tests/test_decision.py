@@ -50,6 +50,8 @@ def test_without_a_time_of_stocks_stock_stays():
     broken = Alternative(Backend.ATEN, "mm", status=Status.FAILED, refusal=Refusal(Reason.RUN_ERROR))
     assert choose([broken, ours(10)])[1] is None
     assert choose([broken, ours(10)], force=True)[1] == 1
+    fused = Alternative(Backend.TRITON, "triton_mm_1", fused=("op1",), timing=Timing(20.0))
+    assert choose([broken, fused, ours(10)])[1] is None and choose([aten(30), fused, ours(10)])[1] == 2
 
 
 def test_unsteady_times_decide_nothing():
