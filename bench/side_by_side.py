@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ FUSED = {**STOCK, "nvgemm_epilogue_fusion": True}
 FRESH = {**FUSED, "nvgemm_fusion_cache": False}
 """With the flag on, and every contest held."""
 FORCED = {**FUSED, "nvgemm_fusion_force": True}
-PLACES, ROUNDS, BUDGET_MS = 16, 5, 2000
-"""In how many places in memory the tensors lie, one after the other, and rounds and time for each of them."""
+FEWEST_PLACES, PLACES, ROUNDS, BUDGET_MS = 8, 32, 5, 2000
+"""In how many places in memory the tensors lie, one after the other, with so many rounds in each: in the fewest in any
+case, in more while there is time."""
 
 
 def compiled(function: Callable, inputs: Sequence[torch.Tensor], settings: dict[str, Any]) -> Callable[..., Any]:
@@ -36,8 +38,10 @@ def timed(forms: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor
     """The times of `forms` by name, of those that run: means over several places in memory, since where a weight lies
     changes them, and not all alike (see `scheduler_hooks.workload`)."""
     stopwatch = Stopwatch(ROUNDS, BUDGET_MS)
-    windows = []
-    for place in [inputs, *([tensor.clone() for tensor in inputs] for _ in range(PLACES - 1))]:
-        runs = [functools.partial(form, *place) for form in forms.values()]
+    places, windows = [], []
+    deadline = time.monotonic() + BUDGET_MS / 1e3
+    while len(places) < FEWEST_PLACES or (len(places) < PLACES and time.monotonic() < deadline):
+        places.append([tensor.clone() for tensor in inputs] if places else inputs)  # and kept, so that no two are one
+        runs = [functools.partial(form, *places[-1]) for form in forms.values()]
         windows.append(dict(zip(forms, stopwatch.time(runs))))
     return {name: time for name, time in mean_of(windows).items() if isinstance(time, Timing)}
