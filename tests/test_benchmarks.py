@@ -169,6 +169,10 @@ def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
     count = side_by_side.PLACES
     assert times["form"].us == pytest.approx(math.factorial(count) ** (1 / count))  # of 1 to the last, at one pace
     assert len(set.union(*places)) == 2 * len(places) == 2 * side_by_side.PLACES
+    places.clear()
+    monkeypatch.setattr(side_by_side, "BUDGET_MS", 0)
+    side_by_side.timed({"form": form}, inputs)
+    assert len(places) == side_by_side.FEWEST_PLACES
 
 
 def test_what_end_to_end_says_of_a_choice():
