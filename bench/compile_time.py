@@ -27,6 +27,7 @@ import torch
 from rich.progress import track
 
 from ..lowering.packages import versions
+from ..scheduler_hooks.settings import ENVIRONMENT_PREFIX
 from .e2e import decoder
 from .gpus import over_gpus
 from .layers import LAYERS
@@ -36,7 +37,7 @@ from .side_by_side import FUSED, STOCK
 RESULTS = Path(__file__).parent / "results" / "h200-compile-time.json"
 GRAPHS = ("GPT-2 XL up", "Llama 3.1 8B gate_up", "Llama 3.1 8B decoder layer")
 SETTINGS = {"off": STOCK, "on": FUSED}
-VARIABLE = "TORCHINDUCTOR_NVGEMM_EPILOGUE_FUSION"
+VARIABLE = f"{ENVIRONMENT_PREFIX}NVGEMM_EPILOGUE_FUSION"
 """The flag for a whole process, as people set it: with `options` alone, nothing is known of it before Inductor runs."""
 STATES = {"cold": 1, "warm": 3, "changed": 3}
 """With the processes of each round that are measured: the short ones vary more, and cost less."""

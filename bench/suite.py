@@ -230,9 +230,8 @@ def _inputs(task: Task) -> tuple[torch.Tensor, ...]:
 def _choice(record: dict[str, Any]) -> dict[str, Any]:
     """What was chosen for one GEMM, and how many alternatives could not be timed."""
     failed = sum(alternative["status"] == Status.FAILED.value for alternative in record["alternatives"])
-    if record["chosen"] is None:
-        return {"backend": "", "candidate": "", "us": None, "fused": 0, "epilogue": False, "failed": failed}
-    chosen = record["alternatives"][record["chosen"]]
+    nothing = {"backend": "", "candidate": "", "us": None, "fused": (), "epilogue": ""}
+    chosen = nothing if record["chosen"] is None else record["alternatives"][record["chosen"]]
     return {
         "backend": chosen["backend"],
         "candidate": chosen["candidate"],
