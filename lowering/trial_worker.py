@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch._prims_common import compute_required_storage_length
 
 from ..fusion.program import OperandKind
 from ..fusion.reasons import Reason, described
@@ -43,7 +44,7 @@ class GuardedTensor:
         device: torch.device,
         scale: float = 1.0,
     ) -> None:
-        elements = offset + 1 + sum((n - 1) * stride for n, stride in zip(size, strides))
+        elements = compute_required_storage_length(size, strides, offset)
         self._size = elements * dtype.itemsize
         self._bytes = torch.full((self._size + 2 * GUARD_BYTES,), PATTERN, dtype=torch.uint8, device=device)
         buffer = self._bytes[GUARD_BYTES : GUARD_BYTES + self._size].view(dtype)

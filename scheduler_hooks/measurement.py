@@ -82,10 +82,11 @@ def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int
     that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
     budget_ms, spent_ms = config.nvgemm_fusion_benchmark_ms, 0.0
     stopwatch = Stopwatch(ROUNDS, budget_ms / FEWEST_PLACES)
+    prepared = workload.prepare(entrants)
     windows: list[dict[int, Timed]] = []
     competing: Sequence[int] = range(len(entrants))
     for _ in workload.places():
-        runs = workload.runs([entrants[i] for i in competing])
+        runs = workload.runs([prepared[i] for i in competing])
         started = time.monotonic()
         windows.append(dict(zip(competing, stopwatch.time(runs))))
         spent_ms += 1e3 * (time.monotonic() - started)

@@ -28,15 +28,18 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
+from torch._prims_common import compute_required_storage_length
 from torch._subclasses import FakeTensorMode
 
 from ..fusion.reasons import Reason, Refusal, described
-from ..lowering.launcher import Launcher, bind
+from ..lowering.launcher import bind
 from .contest import Contender, Contest
 from .stopwatch import Run
 
 Making = Callable[[], Run]
-"""A kernel in the making: waits for its compiler, and gives what runs it."""
+"""A kernel in the making: waits for its compiler, and gives what runs it with B where it lies now."""
+Prepared = list[Making] | Refusal
+"""The kernels of an entrant, in the order in which they run, or why it has none."""
 PLACES = 8
 """In which B may lie, at equal distances. They overlap: tuning may take twice the memory of the tensors, no more."""
 ALIGNMENT_BYTES = 512
@@ -53,35 +56,32 @@ class Workload:
         self._buffers: dict[str, torch.Tensor] = {}
         self._making: dict[tuple[str, ...], Making] = {}
         self._bound: dict[tuple[str, ...], Run] = {}
-        self._launchers: dict[str, Launcher] = {}
 
-    def prepare(self, entrants: Sequence[Contender]) -> None:
-        """Starts the compilation of Inductor's kernels for `entrants`, long before `runs` waits for it."""
-        for entrant in entrants:
-            self._start(entrant)
+    def prepare(self, entrants: Sequence[Contender]) -> list[Prepared]:
+        """What `runs` takes of each entrant. Starts the compilation of Inductor's kernels for all of them, side by
+        side, which may be long before `runs` waits for it."""
+        return [self._prepared(entrant) for entrant in entrants]
 
-    def runs(self, entrants: Sequence[Contender]) -> list[Run | Refusal]:
-        """Each entrant as a function, or why it cannot be one (a kernel that does not load), for B where it lies now.
-
-        Inductor's kernels for all of them are compiled side by side.
-        """
-        return [_made(kernels) for kernels in [self._start(entrant) for entrant in entrants]]
+    def runs(self, prepared: Sequence[Prepared]) -> list[Run | Refusal]:
+        """Each entrant as a function, for B where it lies now, or why it has none (a kernel that does not load)."""
+        return [_made(kernels) for kernels in prepared]
 
     def places(self) -> Iterator[None]:
         """Moves B to each of its places. Functions made for one place are of no use in the next. Where there is no room
         for B to move, there is one place."""
         name = self.contest.gemm.b.buffer
         b = V.graph.get_buffer(name)
-        size, stride, dtype = _hints(b.get_size()), _hints(b.get_stride()), b.get_dtype()
-        extent = 1 + sum((n - 1) * step for n, step in zip(size, stride))
+        size, stride = _hints(b.get_size()), _hints(b.get_stride())
+        extent = compute_required_storage_length(size, stride, 0)
         try:
             room = self._random(name, (2 * extent,), (1,))
         except torch.OutOfMemoryError:
             room = self._random(name, (extent,), (1,))
-        step = (len(room) - extent) * dtype.itemsize // (PLACES - 1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        alignment = ALIGNMENT_BYTES // room.itemsize
+        step = (len(room) - extent) // (PLACES - 1) // alignment * alignment
         for number in range(PLACES if step else 1):
             self._bound.clear()
-            self._buffers[name] = torch.as_strided(room, size, stride, number * step // dtype.itemsize)
+            self._buffers[name] = torch.as_strided(room, size, stride, number * step)
             yield
 
     def release(self) -> None:
@@ -89,15 +89,13 @@ class Workload:
         self._buffers.clear()
         self._making.clear()  # they know this object, which would keep its tensors
         self._bound.clear()
-        self._launchers.clear()
 
-    def _start(self, entrant: Contender) -> list[Making] | Refusal:
-        """The kernels of `entrant`, in the order in which they run."""
+    def _prepared(self, entrant: Contender) -> Prepared:
         if entrant.alternative.refusal is not None:
             return entrant.alternative.refusal
         try:
             if entrant.call is not None:
-                gemm = functools.partial(self._kernel, entrant)
+                gemm = self._kernel(entrant)
             elif entrant.region is not None:
                 gemm = self._fused_triton(entrant)
             else:
@@ -107,14 +105,18 @@ class Workload:
         except Exception as error:  # one entrant is out, the others go on
             return Refusal(Reason.RUN_ERROR, described(error))
 
-    def _kernel(self, entrant: Contender) -> Run:
-        key = entrant.compiled.spec.key
-        launch = self._launchers[key] = self._launchers.get(key) or bind(entrant.compiled)
-        arguments = [
-            _viewed(self._buffer(view.buffer), view.size, view.strides, view.offset)
-            for view in entrant.call.arguments()
-        ]
-        return lambda: launch(*arguments)
+    def _kernel(self, entrant: Contender) -> Making:
+        launcher = functools.cache(lambda: bind(entrant.compiled))  # loaded once for all places
+
+        def make() -> Run:
+            launch = launcher()
+            arguments = [
+                _viewed(self._buffer(view.buffer), view.size, view.strides, view.offset)
+                for view in entrant.call.arguments()
+            ]
+            return lambda: launch(*arguments)
+
+        return make
 
     def _stock_gemm(self, choice: Any) -> Run:
         product = self._buffer(self.contest.node.node.get_name())
@@ -221,7 +223,7 @@ def _compile(future: Future | None, module: ModuleType) -> None:
     module.triton_.precompile()  # what the process has compiled is found on disk
 
 
-def _made(kernels: list[Making] | Refusal) -> Run | Refusal:
+def _made(kernels: Prepared) -> Run | Refusal:
     if isinstance(kernels, Refusal):
         return kernels
     try:

@@ -35,9 +35,12 @@ def timed_by_name(monkeypatch, tmp_path):
             for self.number in range(PLACES):
                 yield
 
-        def runs(self, entrants):
-            windows.append([entrant.alternative.candidate for entrant in entrants])
-            return [self.run(outcomes[name]) for name in windows[-1]]
+        def prepare(self, entrants):
+            return [entrant.alternative.candidate for entrant in entrants]
+
+        def runs(self, names):
+            windows.append(names)
+            return [self.run(outcomes[name]) for name in names]
 
         def run(self, outcome):
             if isinstance(outcome, list):

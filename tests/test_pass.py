@@ -294,7 +294,7 @@ def test_inductor_generates_the_kernels_of_each_alternative(function, h200, deci
         with monkeypatch.context() as patch:
             patch.setattr(contest.node.scheduler, "compile_kernel", compile_kernel, raising=False)
             patch.setattr(workload, "_compile", lambda future, module: None)
-            started = [workload.Workload(contest)._start(entrant) for entrant in found]
+            started = workload.Workload(contest).prepare(found)
         assert found and not [of for of in started if isinstance(of, Refusal)]
         return found
 

@@ -88,7 +88,8 @@ def stock(choice, region=None):
 @pytest.mark.parametrize("pool", [True, False])
 def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, pool):
     made_up.pool.is_there = pool
-    first, second = made_up.runs([stock("mm"), stock("bmm")])
+    prepared = made_up.prepare([stock("mm"), stock("bmm")])
+    first, second = made_up.runs(prepared)
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
     compiled = ["pool", "wait"] if pool else []
     assert [what for what, name in events if name == "a"] == ["compile", "starts", *compiled, "load"]
@@ -99,7 +100,7 @@ def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, po
     ran = [("run", "a"), ("gemm", "mm"), ("run", "b"), ("run", "a"), ("gemm", "bmm"), ("run", "b")]
     assert events == ran
     events.clear()
-    for run in made_up.runs([stock("mm"), stock("bmm")]):
+    for run in made_up.runs(prepared):
         run()
     assert events == ran
 
@@ -150,10 +151,11 @@ def test_a_kernel_is_loaded_once_for_all_places(weight, monkeypatch):
     loaded, launched = [], []
     monkeypatch.setattr(workload, "bind", lambda kernel: loaded.append(kernel) or (lambda b: launched.append(b)))
     view = types.SimpleNamespace(buffer="weight", size=(2, 3), strides=(1, 304), offset=7)
-    kernel = types.SimpleNamespace(spec=types.SimpleNamespace(key="0123"))
+    kernel = object()
     entrant = types.SimpleNamespace(compiled=kernel, call=types.SimpleNamespace(arguments=lambda: [view]))
+    make = weight._kernel(entrant)
     for _ in weight.places():
-        weight._kernel(entrant)()
+        make()()
         assert launched[-1].storage_offset() == weight._buffer("weight").storage_offset() + 7
     assert loaded == [kernel] and len(launched) == workload.PLACES
 
@@ -170,14 +172,14 @@ def test_without_room_for_another_place_there_is_one(weight):
 def test_what_was_prepared_is_not_compiled_again(made_up, events):
     made_up.prepare([stock("mm")])
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
-    made_up.runs([stock("mm"), stock("bmm"), stock("mm", region="ab")])
+    made_up.runs(made_up.prepare([stock("mm"), stock("bmm"), stock("mm", region="ab")]))
     assert [what for what in events if what[0] == "compile"] == [("compile", name) for name in "abc"]
 
 
 def test_who_fails_is_out_and_the_others_go_on(made_up, events):
     refused = Refusal(Reason.COMPILE_ERROR, "no room")
     out = Contender(Alternative(Backend.NVGEMM, "quack", status=Status.FAILED, refusal=refused), None, None)
-    found = made_up.runs([out, stock("mm", region="ab"), stock("bmm")])
+    found = made_up.runs(made_up.prepare([out, stock("mm", region="ab"), stock("bmm")]))
     assert found[0] is refused
     assert isinstance(found[1], Refusal) and "RuntimeError: no such instruction" in found[1].detail
     assert callable(found[2]) and ("run", "c") not in events
@@ -187,7 +189,7 @@ def test_nothing_keeps_a_workload_when_its_runs_are_gone(made_up):
     gc.disable()
     try:
         other = Workload(made_up.contest)
-        runs, gone = other.runs([stock("mm")]), weakref.ref(other)
+        runs, gone = other.runs(other.prepare([stock("mm")])), weakref.ref(other)
         other.release()
         del other, runs
         assert gone() is None
