@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for setting in SETTINGS:  # the first processes write nearly all of it, and are not measured
             with tempfile.TemporaryDirectory() as folder:
                 _in_a_process(GRAPHS[0], setting, "cold", folder, bytecode)
-        todo = [(graph, options.rounds, bytecode) for graph in GRAPHS]
+        todo = [(graph, options.rounds, bytecode) for graph in reversed(GRAPHS)]  # the longest first
         for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
             rows.append(row)
             rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
