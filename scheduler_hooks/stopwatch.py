@@ -8,12 +8,15 @@ written, 60 MB of an H200's would go to memory while a kernel reads from there, 
 A window ends when all rounds are done, when its budget is spent, or as soon as the leader is separated from the others
 by more than the spread. What is far behind the leader is dropped on the way. Where the clocks changed so much inside a
 window that its first and its second half tell different times, it is measured once more.
+
+The host has no part in a time: the GPU begins a round when all of it is enqueued.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,9 +40,9 @@ ENOUGH_ROUNDS = 10
 """From here on, a leader that is separated ends the window."""
 CLOCK_CHANGE = 0.04
 """By how much the two halves of a window may differ."""
-ENQUEUE_US = 40
-"""How long the host may take to enqueue one replay. The GPU is kept waiting for that long at the start of a round:
-where the host fell behind (compilers run beside us), its lateness would be timed."""
+LEAD_US, LONGEST_LEAD_US = 40, 640
+"""How long the host gets to enqueue one replay, while the GPU waits at the start of a round: so much at first, twice as
+much whenever it was not enough (a slow host, compilers beside us). At the longest, its lateness is timed."""
 CYCLES_PER_US = 1800
 
 
@@ -51,7 +54,7 @@ class Stopwatch:
     """
 
     def __init__(self, rounds: int, budget_ms: float) -> None:
-        self.rounds, self.budget_ms = rounds, budget_ms
+        self.rounds, self.budget_ms, self._lead_us = rounds, budget_ms, LEAD_US
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._sum = torch.zeros((), device="cuda")
@@ -80,14 +83,25 @@ class Stopwatch:
                 alive = contending(samples, alive)
                 if time.monotonic() > deadline or (number >= ENOUGH_ROUNDS and is_separated(samples, alive)):
                     break
-            # The order turns, because what runs before a kernel decides the clocks that it meets.
-            shift = number % max(1, len(alive))
-            torch.cuda._sleep(CYCLES_PER_US * ENQUEUE_US * len(alive))
-            events = [(i, self._replay(graphs[i])) for i in alive[shift:] + alive[:shift]]
-            torch.cuda.synchronize()
-            for i, (start, end) in events:
-                samples[i].append(start.elapsed_time(end) * 1e3)
+            # Another order in each round, because what runs before a kernel decides the clocks that it meets.
+            order = random.Random(number).sample(alive, len(alive))
+            for i, us in zip(order, self._round([graphs[i] for i in order])):
+                samples[i].append(us)
         return samples
+
+    def _round(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:
+        """The microseconds of one replay of each. Where the GPU begins before all are enqueued, it may have to wait
+        for the host in between, and the round does not count."""
+        while True:
+            begins = torch.cuda.Event()
+            torch.cuda._sleep(CYCLES_PER_US * self._lead_us * len(graphs))
+            begins.record()
+            events = [self._replay(graph) for graph in graphs]
+            is_in_time = not begins.query()
+            torch.cuda.synchronize()
+            if is_in_time or self._lead_us >= LONGEST_LEAD_US:
+                return [start.elapsed_time(end) * 1e3 for start, end in events]
+            self._lead_us *= 2
 
     def _capture(self, run: Run, pool: tuple[int, int]) -> torch.cuda.CUDAGraph | Refusal:
         graph = torch.cuda.CUDAGraph()

@@ -42,22 +42,37 @@ class Event:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A stopwatch whose "graphs" are functions that give the microseconds of their next replay."""
+    """A stopwatch whose "graphs" are functions that give the microseconds of their next replay. To enqueue one takes
+    the host `Graph.enqueue_us`; `Graph.order` has the graphs as they were enqueued."""
+    clock = {"host": 0.0, "begins": 0.0}
 
     class Graph:
+        enqueue_us, order = 20.0, []
+
         def __init__(self, times):
             self.times, self.replays = iter(times), 0
 
+    class Begin:
+        def record(self):
+            self.us = clock["begins"]
+
+        def query(self):
+            return self.us <= clock["host"]
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "Event", Begin)
+    sleep = lambda cycles: clock.update(begins=clock["host"] + cycles / stopwatch.CYCLES_PER_US)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def replay(self, graph):
         graph.replays += 1
+        Graph.order.append(graph)
+        clock["host"] += Graph.enqueue_us
         return Event(), Event(next(graph.times))
 
     def construct(self, rounds=25, budget_ms=1e6):
-        self.rounds, self.budget_ms = rounds, budget_ms
+        self.rounds, self.budget_ms, self._lead_us = rounds, budget_ms, stopwatch.LEAD_US
 
     monkeypatch.setattr(Stopwatch, "__init__", construct)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
@@ -93,6 +108,29 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
         gpu, *(itertools.chain([50.0] * 12, itertools.repeat(60.0)) for _ in range(2))
     )
     assert first.us == second.us == 60.0 and replays == [50, 50]
+
+
+def test_a_round_that_the_gpu_began_before_the_host_had_enqueued_it_is_measured_again(gpu):
+    gpu.enqueue_us = 100.0
+    late = [50.0 + number for number in range(2)]  # 40, then 80 us are not enough
+    (first, second, _), replays = timed(
+        gpu, itertools.chain(late, itertools.repeat(30.0)), itertools.chain(late, itertools.repeat(33.0)), rounds=9
+    )
+    assert (first, second) == (Timing(30.0), Timing(33.0)) and replays == [11, 11]
+
+
+def test_a_host_that_is_never_in_time_is_no_reason_to_wait_for_ever(gpu):
+    gpu.enqueue_us = 1e6
+    (first, *_), replays = timed(gpu, itertools.repeat(30.0), itertools.repeat(30.0), rounds=5)
+    assert first == Timing(30.0) and replays == [5 + 4] * 2  # 40, 80, 160, 320
+
+
+def test_what_runs_before_a_kernel_is_another_one_from_round_to_round(gpu):
+    timed(gpu, *(itertools.repeat(50.0) for _ in range(4)), rounds=20)
+    before = {}
+    for previous, graph in itertools.pairwise(gpu.order):
+        before.setdefault(graph, set()).add(previous)
+    assert all(len(previous) >= 3 for previous in before.values())
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
@@ -156,7 +194,7 @@ def test_what_meets_all_things_of_a_window_is_no_spread_of_each():
     first, second = by_number(Timing(100.0, 1.0), Timing(50.0)), by_number(Timing(121.0, 1.0), Timing(60.5))
     slower = stopwatch.mean_of([first, second])
     assert [timing.us for timing in slower.values()] == pytest.approx([110.0, 55.0])
-    assert [timing.spread for timing in slower.values()] == pytest.approx([1.0, 0.0], abs=0.01)
+    assert [timing.spread for timing in slower.values()] == pytest.approx([0.5**0.5, 0.0], abs=0.01)
     first, second = by_number(Timing(100.0), Timing(100.0)), by_number(Timing(100.0), Timing(104.0))
     places = stopwatch.mean_of([first, second])
     assert [timing.us for timing in places.values()] == pytest.approx([100.0, 102.0], rel=1e-3)
