@@ -39,6 +39,7 @@ def timed(workload: Workload, device: torch.device, entrants: list[Contender]) -
     there is no room to time anything."""
     store = shared_compiler(config.compile_threads).store
     with _turn(device, store), torch.cuda.device(device):
+        torch.cuda.empty_cache()  # of what Inductor's own benchmarks have left, little fits what is allocated now
         entrants = [_tried(entrant, device, store) for entrant in entrants]
         try:
             results = mean_of(_windows(workload, entrants))

@@ -22,8 +22,9 @@ from nvgemm_fusion.scheduler_hooks.workload import PLACES
 def timed_by_name(monkeypatch, tmp_path):
     """`measurement.timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
     further one is slower by a fifth), a list of them what it says in each place, a RUN_ERROR what it refuses, any other
-    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms."""
-    outcomes, windows, clock = {}, [], itertools.count(step=0.04)
+    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms.
+    What Inductor's benchmarks have left in torch's allocator is gone before the workload allocates anything."""
+    outcomes, windows, emptied, clock = {}, [], [], itertools.count(step=0.04)
 
     class Workload:
         is_released = False
@@ -36,6 +37,7 @@ def timed_by_name(monkeypatch, tmp_path):
                 yield
 
         def prepare(self, entrants):
+            assert emptied
             return [entrant.alternative.candidate for entrant in entrants]
 
         def runs(self, names):
@@ -59,7 +61,7 @@ def timed_by_name(monkeypatch, tmp_path):
     monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1"))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(measurement, "Stopwatch", MadeUp)
     monkeypatch.setattr(measurement, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
 
