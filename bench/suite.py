@@ -145,7 +145,7 @@ def measure(task: Task) -> dict[str, Any]:
 
 def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
     """The row with what was decided, and with the ratios that follow. A choice also says how long it took when the
-    contest was held again, and who was the fastest then.
+    contest was held again, how long the others did, and who was the fastest then.
 
     Where a choice was not timed again (a Triton template goes by another number), the fastest of its backend counts.
     """
@@ -156,7 +156,7 @@ def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str,
         fastest = min(times, key=times.get)
         us_again = times.get(key, min(alike, default=times[fastest]))
         again = {"us_again": us_again, "fastest_again": " ".join(fastest[:2]), "us_fastest_again": times[fastest]}
-        found.append({**choice, **again})
+        found.append({**choice, **again, "alternatives_again": {_name(*key): us for key, us in times.items()}})
     chosen, best = (sum(choice[name] for choice in found) for name in ("us_again", "us_fastest_again"))
     peers = {name: value for name, value in us.items() if name != OURS}
     best_peer = min(peers, key=peers.get)
@@ -228,8 +228,9 @@ def _inputs(task: Task) -> tuple[torch.Tensor, ...]:
 
 
 def _choice(record: dict[str, Any]) -> dict[str, Any]:
-    """What was chosen for one GEMM, and how many alternatives could not be timed."""
+    """What was chosen for one GEMM, how long each alternative took, and how many could not be timed."""
     failed = sum(alternative["status"] == Status.FAILED.value for alternative in record["alternatives"])
+    timed = [a for a in record["alternatives"] if a["us"] is not None]
     nothing = {"backend": "", "candidate": "", "us": None, "fused": (), "epilogue": ""}
     chosen = nothing if record["chosen"] is None else record["alternatives"][record["chosen"]]
     return {
@@ -239,7 +240,12 @@ def _choice(record: dict[str, Any]) -> dict[str, Any]:
         "fused": len(chosen["fused"]),
         "epilogue": bool(chosen["epilogue"]),
         "failed": failed,
+        "alternatives": {_name(a["backend"], a["candidate"], len(a["fused"])): [a["us"], a["spread"]] for a in timed},
     }
+
+
+def _name(backend: str, candidate: str, fused: int) -> str:
+    return f"{backend} {candidate}" + f" + {fused}" * bool(fused)
 
 
 def _mean(ratios: Sequence[float]) -> float:

@@ -59,7 +59,9 @@ def test_regret_is_against_alternatives_and_peers():
     found = suite.with_regret(row(us, [times]), [chosen])
     assert found["regret"] == pytest.approx(10 / 9.5, abs=1e-4) and found["best_peer"] == "eager"
     assert (found["speedup_best_peer"], found["speedup_stock"]) == (1.1, 1.2)
-    assert found["choice"] == [{**chosen, "us_again": 10.0, "fastest_again": "NVGEMM y", "us_fastest_again": 9.5}]
+    again = {"us_again": 10.0, "fastest_again": "NVGEMM y", "us_fastest_again": 9.5}
+    others = {"NVGEMM x + 1": 10.0, "NVGEMM y + 1": 9.5, "ATEN mm": 12.0}
+    assert found["choice"] == [{**chosen, **again, "alternatives_again": others}]
     peer_wins = suite.with_regret(row({**us, "eager": 9.0}, [times]), [chosen])
     assert peer_wins["regret"] == pytest.approx(10 / 9, abs=1e-4)
     # A Triton template goes by another number in another process: the fastest of its kind stands for it.
