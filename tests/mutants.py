@@ -247,6 +247,20 @@ MUTANTS = (
         "tests/test_workload.py",
     ),
     Mutant(
+        "the host's lateness is timed",
+        "scheduler_hooks/stopwatch.py",
+        "is_in_time = not begins.query()",
+        "is_in_time = True",
+        "tests/test_stopwatch.py",
+    ),
+    Mutant(
+        "a shared GPU is steady if there are windows enough",
+        "fusion/decision.py",
+        "if within > UNSTEADY * mean:",
+        "if False:",
+        "tests/test_decision.py",
+    ),
+    Mutant(
         "a window's refusal is forgotten in the next",
         "scheduler_hooks/stopwatch.py",
         "refusal = next((timed for timed in found if isinstance(timed, Refusal)), None)",
