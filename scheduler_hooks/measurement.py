@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -81,18 +80,16 @@ def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Cont
 def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int, Timed]]:
     """What the stopwatch says of `entrants`, by their numbers: of all in the first place of B, in the others of those
     that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
-    budget_ms, spent_ms = config.nvgemm_fusion_benchmark_ms, 0.0
+    budget_ms = config.nvgemm_fusion_benchmark_ms
     stopwatch = Stopwatch(ROUNDS, budget_ms / FEWEST_PLACES)
     prepared = workload.prepare(entrants)
     windows: list[dict[int, Timed]] = []
     competing: Sequence[int] = range(len(entrants))
     for _ in workload.places():
         runs = workload.runs([prepared[i] for i in competing])
-        started = time.monotonic()
         windows.append(dict(zip(competing, stopwatch.time(runs))))
-        spent_ms += 1e3 * (time.monotonic() - started)
         competing = _finalists(windows)
-        if len(competing) < 2 or (spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
+        if len(competing) < 2 or (stopwatch.spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
             break
     return windows
 

@@ -49,12 +49,13 @@ CYCLES_PER_US = 1800
 class Stopwatch:
     """Times on the current CUDA device. Holds a buffer of twice the L2 cache while it lives.
 
-    rounds: at most this many. budget_ms: a window of more than FIRST_ROUNDS ends after this time. Raises
-    torch.OutOfMemoryError when there is no room for the buffer.
+    rounds: at most this many. budget_ms: a window of more than FIRST_ROUNDS ends after this time. `spent_ms`: what all
+    windows have taken so far, without the captures before them. Raises torch.OutOfMemoryError when there is no room for
+    the buffer.
     """
 
     def __init__(self, rounds: int, budget_ms: float) -> None:
-        self.rounds, self.budget_ms, self._lead_us = rounds, budget_ms, LEAD_US
+        self.rounds, self.budget_ms, self.spent_ms, self._lead_us = rounds, budget_ms, 0.0, LEAD_US
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._sum = torch.zeros((), device="cuda")
@@ -77,16 +78,18 @@ class Stopwatch:
 
     def _window(self, graphs: Mapping[int, torch.cuda.CUDAGraph]) -> Samples:
         alive, samples = list(graphs), {i: [] for i in graphs}
-        deadline = time.monotonic() + self.budget_ms / 1e3
+        started = time.monotonic()
         for number in range(self.rounds):
             if number >= FIRST_ROUNDS:
                 alive = contending(samples, alive)
-                if time.monotonic() > deadline or (number >= ENOUGH_ROUNDS and is_separated(samples, alive)):
+                is_late = 1e3 * (time.monotonic() - started) > self.budget_ms
+                if is_late or (number >= ENOUGH_ROUNDS and is_separated(samples, alive)):
                     break
             # Another order in each round, because what runs before a kernel decides the clocks that it meets.
             order = random.Random(number).sample(alive, len(alive))
             for i, us in zip(order, self._round([graphs[i] for i in order])):
                 samples[i].append(us)
+        self.spent_ms += 1e3 * (time.monotonic() - started)
         return samples
 
     def _round(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def gpu(monkeypatch):
         return Event(), Event(next(graph.times))
 
     def construct(self, rounds=25, budget_ms=1e6):
-        self.rounds, self.budget_ms, self._lead_us = rounds, budget_ms, stopwatch.LEAD_US
+        self.rounds, self.budget_ms, self.spent_ms, self._lead_us = rounds, budget_ms, 0.0, stopwatch.LEAD_US
 
     monkeypatch.setattr(Stopwatch, "__init__", construct)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
@@ -101,6 +102,22 @@ def test_a_window_ends_when_the_leader_is_separated(gpu):
 
 def test_a_window_ends_with_its_budget_but_not_before_the_first_rounds(gpu):
     assert timed(gpu, itertools.repeat(50.0), itertools.repeat(50.0), budget_ms=0)[1] == [stopwatch.FIRST_ROUNDS] * 2
+
+
+def test_what_windows_take_is_spent_and_what_captures_take_is_not(gpu, monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(stopwatch, "time", clock)
+
+    def taking(seconds, result):
+        clock.now += seconds
+        return result
+
+    monkeypatch.setattr(Stopwatch, "_capture", lambda self, run, pool: taking(100.0, run()))
+    monkeypatch.setattr(Stopwatch, "_round", lambda self, graphs: taking(0.5, [50.0] * len(graphs)))
+    watch = Stopwatch(rounds=4)
+    for windows in (1, 2):
+        watch.time([lambda: gpu([])] * 3)
+        assert watch.spent_ms == windows * 2000
 
 
 def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
