@@ -3,11 +3,13 @@
     graphs      the named graphs that are measured
     layers      layers of real models, with their GEMMs
     side_by_side  one function compiled under several settings
+    kernels     one GEMM's kernels, as functions of B
     gpus        work on all GPUs of a machine
     rows        their results on file
     suite       the layers side by side with every backend of torch: `python -m nvgemm_fusion.bench.suite`
     plots       pictures of that
     candidates  every kernel configuration on their GEMMs: `python -m nvgemm_fusion.bench.candidates`
+    places      their times by where B lies in memory: `python -m nvgemm_fusion.bench.places`
     fit         the constants of the ranking, fitted to those times: `python -m nvgemm_fusion.bench.fit`
     e2e         the decoder of Llama 3.1 8B, off and on: `python -m nvgemm_fusion.bench.e2e`
     compile_time  how long compiling takes, off and on: `python -m nvgemm_fusion.bench.compile_time`

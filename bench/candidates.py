@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,14 @@ from rich.progress import track
 
 from ..fusion.decision import Timing
 from ..fusion.problem import Problem
-from ..fusion.program import OperandKind
 from ..lowering.candidates import tiled_candidates
-from ..lowering.compiler import CompiledKernel, KernelCompiler
-from ..lowering.kernel import Candidate, KernelSpec
-from ..lowering.launcher import bind
+from ..lowering.kernel import Candidate
 from ..lowering.packages import versions
 from ..lowering.providers import QUACK
-from ..lowering.store import KernelStore
 from ..lowering.targets import TARGETS, current_target
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
+from .kernels import Task, b_of, compile_all, kernels, random_b, runs_on
 from .layers import LAYERS, M_SIZES, Gemm, program
 from .rows import write_rows
 
@@ -44,7 +39,6 @@ LIMIT = 5
 FAR = 1.03
 """Further behind, a problem is counted."""
 ROUNDS, BUDGET_MS = 15, 4000
-Task = tuple[Gemm, int]
 
 
 def tasks() -> list[Task]:
@@ -59,39 +53,12 @@ def every_candidate(problem: Problem, epilogue: str) -> list[Candidate]:
     return [candidate for candidate in found if candidate.provider == QUACK]
 
 
-def compile_all(todo: Iterable[Task]) -> None:
-    """Compiles every kernel that is timed, on all cores."""
-    target = TARGETS["H200"]
-    specs = {
-        spec.key: spec
-        for gemm, m in todo
-        for candidate in every_candidate(gemm.problem(m), gemm.epilogue)
-        for spec in [KernelSpec.of(gemm.problem(m), candidate, program(gemm.epilogue), target)]
-    }
-    compiler = KernelCompiler(KernelStore(), len(os.sched_getaffinity(0)))
-    try:
-        futures = [compiler.submit(spec) for spec in specs.values()]
-        for future in track(futures, "compiling", disable=not sys.stderr.isatty()):
-            future.result()
-    finally:
-        compiler.close()
-
-
 def measure(task: Task) -> dict[str, Any]:
     """The record of one task: microseconds of every candidate that runs, and of the product alone."""
     gemm, m = task
-    problem, epilogue = gemm.problem(m), program(gemm.epilogue)
-    a = torch.randn(m, gemm.k, dtype=problem.dtype, device="cuda")
-    b = torch.randn(gemm.n, gemm.k, dtype=problem.dtype, device="cuda").mul_(1 / math.sqrt(gemm.k)).t()
-    sizes = {OperandKind.TILE: (m, gemm.n), OperandKind.ROW: (gemm.n,)}
-    operands = [torch.randn(sizes[x.kind], dtype=x.dtype, device="cuda") for x in epilogue.operands]
-    result = torch.empty(m, gemm.n, dtype=problem.dtype, device="cuda")
-    found = every_candidate(problem, gemm.epilogue)
-    launchers = [_launcher(KernelSpec.of(problem, candidate, epilogue, TARGETS["H200"])) for candidate in found]
-    runs = [
-        None if launch is None else (lambda launch=launch: launch(a, b, *operands, result)) for launch in launchers
-    ]
-    alone, *timings = Stopwatch(ROUNDS, BUDGET_MS).time([lambda: torch.mm(a, b, out=result), *runs])
+    found = every_candidate(gemm.problem(m), gemm.epilogue)
+    b = b_of(gemm, random_b(gemm, gemm.n * gemm.k))
+    alone, *timings = Stopwatch(ROUNDS, BUDGET_MS).time(runs_on(b, kernels(task, found)))
     return {
         "m": m,
         "n": gemm.n,
@@ -138,24 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     output = Path(arguments[0]) if arguments else RESULTS
     todo = tasks()
-    compile_all(todo)
+    compile_all((task, every_candidate(task[0].problem(task[1]), task[0].epilogue)) for task in todo)
     results = track(over_gpus(measure, todo), "timing", len(todo), disable=not sys.stderr.isatty())
     records = sorted(results, key=lambda record: (record["m"], record["n"], record["k"], record["epilogue"]))
     about = {"gpu": torch.cuda.get_device_name(), "target": str(current_target()), "versions": versions()}
     write_rows(output, about, "records", records)
     print(summary(list(map(shortfall, records))))
-
-
-@lru_cache(maxsize=None)
-def _launcher(spec: KernelSpec) -> Any:
-    compiler = _compiler()
-    compiled = compiler.compile([spec])[0]
-    return bind(compiled) if isinstance(compiled, CompiledKernel) else None
-
-
-@lru_cache(maxsize=None)
-def _compiler() -> KernelCompiler:
-    return KernelCompiler(KernelStore(), 1)
 
 
 if __name__ == "__main__":

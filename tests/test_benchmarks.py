@@ -19,6 +19,7 @@ from nvgemm_fusion.bench import (
     gpus,
     launch,
     operations_page,
+    places,
     plots,
     side_by_side,
     suite,
@@ -175,6 +176,45 @@ def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
     monkeypatch.setattr(side_by_side, "BUDGET_MS", 0)
     side_by_side.timed({"form": form}, inputs)
     assert len(places) == side_by_side.FEWEST_PLACES
+
+
+def test_b_lies_in_places_of_each_kind(monkeypatch):
+    gemm, memory = Gemm(512, 256, "none"), []
+    monkeypatch.setattr(places, "random_b", lambda gemm, elements: memory.append(torch.empty(elements)) or memory[-1])
+    monkeypatch.setattr(places, "_memory_with_holes", lambda: memory.append("holes"))
+    monkeypatch.setattr(places, "PAGE_BYTES", 4096)
+    count = places.PLACES
+    for kind, pieces in zip(places.KINDS, (count, count + 1, 1, 1)):
+        memory.clear()
+        found = list(places.places(kind, gemm))
+        assert len(memory) == pieces and len({b.data_ptr() for b in found}) == len(found) == count
+        assert all(b.shape == (256, 512) and b.stride() == (1, 256) for b in found)
+        if pieces == 1:
+            starts, alignment = [b.storage_offset() * 4 for b in found], 4096 if "pages" in kind else 512
+            assert not any(start % alignment for start in starts) and len(memory[0]) == 2 * 256 * 512
+            assert 0 <= 256 * 512 * 4 - starts[-1] < (count - 1) * alignment
+    memory.clear()
+    list(places.places("scattered copies", gemm))
+    assert memory[0] == "holes"  # and then the copies
+
+
+def test_a_row_of_places_has_every_kernel_that_runs(monkeypatch):
+    class MadeUp:
+        def __init__(self, rounds, budget_ms):
+            pass
+
+        def time(self, runs):
+            return [run if isinstance(run, Refusal) else Timing(run()) for run in runs]
+
+    broken = Refusal(Reason.COMPILE_ERROR)
+    monkeypatch.setattr(places, "Stopwatch", MadeUp)
+    monkeypatch.setattr(places, "_ranked", lambda task: ["broken", "fine"])
+    monkeypatch.setattr(places, "kernels", lambda task, found: [lambda b: 2.0 * b, broken, lambda b: 3.0 * b])
+    monkeypatch.setattr(places, "places", lambda kind, gemm: iter(range(places.PLACES)))
+    row = places.measure((Gemm(512, 256, "none"), 16))
+    each = [2.0 * b for b in range(places.PLACES)], [3.0 * b for b in range(places.PLACES)]
+    assert row["us"] == {name: [us] * len(places.KINDS) for name, us in zip(("torch.mm", "fine"), each)}
+    assert (row["m"], row["n"], row["k"]) == (16, 512, 256)
 
 
 def test_what_end_to_end_says_of_a_choice():

@@ -1,0 +1,110 @@
+"""Where B lies: how much the time of each kernel depends on it, and whether overlapping places tell as much as copies.
+
+    python -m nvgemm_fusion.bench.places [OUTPUT]   (default: bench/results/h200-where-b-lies.json)
+
+A contest has B in overlapping places within memory for two (`scheduler_hooks.workload`), a model has it wherever its
+allocator puts it. Each kernel of a few GEMMs is timed with B in PLACES places of each kind; in one window are all
+kernels with B in one place. All GPUs of the machine are used.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from ..fusion.decision import Timing
+from ..lowering.candidates import candidates
+from ..lowering.kernel import Candidate
+from ..lowering.packages import versions
+from ..scheduler_hooks.stopwatch import Stopwatch
+from ..scheduler_hooks.workload import PLACES
+from .gpus import over_gpus
+from .kernels import TARGET, Task, b_of, compile_all, kernels, random_b, runs_on
+from .layers import LAYERS, Gemm, program
+from .rows import write_rows
+
+RESULTS = Path(__file__).parent / "results" / "h200-where-b-lies.json"
+CHOSEN = {
+    ("Llama 3.3 70B", "qkv"): (1, 16, 256),
+    ("Llama 3.1 8B", "o"): (16, 256),
+    ("Llama 3.1 8B", "down"): (16, 256),
+    ("Qwen3 32B", "qkv"): (16, 256),
+    ("Qwen3 32B", "o"): (64, 256),
+}
+"""M of the layers: those whose choice has changed from one run of the suite to another."""
+LIMIT, ROUNDS, BUDGET_MS = 5, 10, 2000
+KINDS = "copies", "scattered copies", "overlapping, from pages on", "overlapping, anywhere"
+PAGE_BYTES, ANYWHERE_BYTES = 2 << 20, 512
+PIECE_BYTES = 20 << 20
+"""Of memory that is full of holes: what torch's allocator takes at a time for small tensors."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and writes the rows."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    output = Path(arguments[0]) if arguments else RESULTS
+    todo = [(layer.gemms[-1], m) for layer in LAYERS for m in CHOSEN.get((layer.model, layer.name), ())]
+    compile_all((task, _ranked(task)) for task in todo)
+    results = track(over_gpus(measure, todo), "timing", len(todo), disable=not sys.stderr.isatty())
+    rows = sorted(results, key=lambda row: (row["m"], row["n"], row["k"]))
+    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "kinds": KINDS}
+    write_rows(output, about, "rows", rows)
+    for row in rows:
+        print(row["m"], row["n"], row["k"], row["epilogue"])
+        for name, by_kind in row["us"].items():
+            print(f"    {name:45}", *(f"{statistics.fmean(us):8.2f} ± {statistics.stdev(us):.2f}" for us in by_kind))
+
+
+def measure(task: Task) -> dict[str, Any]:
+    """The row of a GEMM: for each kernel that runs, and each kind of places, microseconds in every place."""
+    gemm, m = task
+    found = _ranked(task)
+    compiled, stopwatch = kernels(task, found), Stopwatch(ROUNDS, BUDGET_MS)
+    us: dict[str, list[list[float]]] = {name: [] for name in ("torch.mm", *map(str, found))}
+    for kind in KINDS:
+        windows = [stopwatch.time(runs_on(b, compiled)) for b in places(kind, gemm)]
+        for name, timed in zip(us, zip(*windows)):
+            us[name].append([round(one.us, 2) for one in timed if isinstance(one, Timing)])
+        torch.cuda.empty_cache()
+    complete = {name: by_kind for name, by_kind in us.items() if all(len(of) == PLACES for of in by_kind)}
+    return {"m": m, "n": gemm.n, "k": gemm.k, "epilogue": gemm.epilogue, "us": complete}
+
+
+def places(kind: str, gemm: Gemm) -> Iterator[torch.Tensor]:
+    """B in PLACES places of one of KINDS."""
+    elements = gemm.n * gemm.k
+    if kind.startswith("overlapping"):
+        memory = random_b(gemm, 2 * elements)
+        alignment = (PAGE_BYTES if kind == KINDS[2] else ANYWHERE_BYTES) // memory.itemsize
+        step = elements // (PLACES - 1) // alignment * alignment
+        yield from (b_of(gemm, memory, number * step) for number in range(PLACES))
+        return
+    holes = _memory_with_holes() if kind == KINDS[1] else None
+    copies = [random_b(gemm, elements) for _ in range(PLACES)]  # all at once, so that no two are one
+    del holes
+    yield from (b_of(gemm, copy) for copy in copies)
+
+
+def _memory_with_holes() -> list[torch.Tensor]:
+    """Takes all memory in small pieces, and gives every other one back: what is allocated next lies in the holes."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(free * 9 // 10 // PIECE_BYTES)]
+    del pieces[::2]
+    torch.cuda.empty_cache()
+    return pieces
+
+
+def _ranked(task: Task) -> list[Candidate]:
+    gemm, m = task
+    return candidates(gemm.problem(m), TARGET, program(gemm.epilogue), LIMIT)
+
+
+if __name__ == "__main__":
+    main()
