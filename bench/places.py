@@ -9,6 +9,7 @@ kernels with B in one place. All GPUs of the machine are used.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -39,10 +40,8 @@ CHOSEN = {
 }
 """M of the layers: those whose choice has changed from one run of the suite to another."""
 LIMIT, ROUNDS, BUDGET_MS = 5, 10, 2000
-KINDS = "copies", "scattered copies", "overlapping, from pages on", "overlapping, anywhere"
-PAGE_BYTES, ANYWHERE_BYTES = 2 << 20, 512
-PIECE_BYTES = 20 << 20
-"""Of memory that is full of holes: what torch's allocator takes at a time for small tensors."""
+PIECE_BYTES, SPARE_BYTES = 20 << 20, 1 << 30
+"""Of memory that is full of holes: what torch's allocator takes at a time for small tensors, and what stays free."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     compile_all((task, _ranked(task)) for task in todo)
     results = track(over_gpus(measure, todo), "timing", len(todo), disable=not sys.stderr.isatty())
     rows = sorted(results, key=lambda row: (row["m"], row["n"], row["k"]))
-    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "kinds": KINDS}
+    about = {"gpu": torch.cuda.get_device_name(), "versions": versions(), "kinds": list(KINDS)}
     write_rows(output, about, "rows", rows)
     for row in rows:
         print(row["m"], row["n"], row["k"], row["epilogue"])
@@ -67,8 +66,8 @@ def measure(task: Task) -> dict[str, Any]:
     found = _ranked(task)
     compiled, stopwatch = kernels(task, found), Stopwatch(ROUNDS, BUDGET_MS)
     us: dict[str, list[list[float]]] = {name: [] for name in ("torch.mm", *map(str, found))}
-    for kind in KINDS:
-        windows = [stopwatch.time(runs_on(b, compiled)) for b in places(kind, gemm)]
+    for places in KINDS.values():
+        windows = [stopwatch.time(runs_on(b, compiled)) for b in places(gemm)]
         for name, timed in zip(us, zip(*windows)):
             us[name].append([round(one.us, 2) for one in timed if isinstance(one, Timing)])
         torch.cuda.empty_cache()
@@ -76,29 +75,46 @@ def measure(task: Task) -> dict[str, Any]:
     return {"m": m, "n": gemm.n, "k": gemm.k, "epilogue": gemm.epilogue, "us": complete}
 
 
-def places(kind: str, gemm: Gemm) -> Iterator[torch.Tensor]:
-    """B in PLACES places of one of KINDS."""
-    elements = gemm.n * gemm.k
-    if kind.startswith("overlapping"):
-        memory = random_b(gemm, 2 * elements)
-        alignment = (PAGE_BYTES if kind == KINDS[2] else ANYWHERE_BYTES) // memory.itemsize
-        step = elements // (PLACES - 1) // alignment * alignment
-        yield from (b_of(gemm, memory, number * step) for number in range(PLACES))
-        return
-    holes = _memory_with_holes() if kind == KINDS[1] else None
-    copies = [random_b(gemm, elements) for _ in range(PLACES)]  # all at once, so that no two are one
+def copies(gemm: Gemm) -> Iterator[torch.Tensor]:
+    """B in memory of its own each time."""
+    memory = [random_b(gemm, gemm.n * gemm.k) for _ in range(PLACES)]  # all at once, so that no two are one
+    yield from (b_of(gemm, of) for of in memory)
+
+
+def scattered_copies(gemm: Gemm) -> Iterator[torch.Tensor]:
+    """The same, allocated when memory is full of holes."""
+    holes = _memory_with_holes()
+    found = list(copies(gemm))
     del holes
-    yield from (b_of(gemm, copy) for copy in copies)
+    yield from found
+
+
+def overlapping(gemm: Gemm, alignment_bytes: int) -> Iterator[torch.Tensor]:
+    """B at equal distances, multiples of `alignment_bytes`, within memory for two."""
+    elements = gemm.n * gemm.k
+    memory = random_b(gemm, 2 * elements)
+    alignment = alignment_bytes // memory.itemsize
+    step = elements // (PLACES - 1) // alignment * alignment
+    yield from (b_of(gemm, memory, number * step) for number in range(PLACES))
 
 
 def _memory_with_holes() -> list[torch.Tensor]:
     """Takes all memory in small pieces, and gives every other one back: what is allocated next lies in the holes."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(free * 9 // 10 // PIECE_BYTES)]
+    count = (free - SPARE_BYTES) // PIECE_BYTES
+    pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(count)]
     del pieces[::2]
     torch.cuda.empty_cache()
     return pieces
+
+
+KINDS = {
+    "copies": copies,
+    "scattered copies": scattered_copies,
+    "overlapping, from pages on": functools.partial(overlapping, alignment_bytes=2 << 20),
+    "overlapping, anywhere": functools.partial(overlapping, alignment_bytes=512),
+}
 
 
 def _ranked(task: Task) -> list[Candidate]:

@@ -182,20 +182,20 @@ def test_b_lies_in_places_of_each_kind(monkeypatch):
     gemm, memory = Gemm(512, 256, "none"), []
     monkeypatch.setattr(places, "random_b", lambda gemm, elements: memory.append(torch.empty(elements)) or memory[-1])
     monkeypatch.setattr(places, "_memory_with_holes", lambda: memory.append("holes"))
-    monkeypatch.setattr(places, "PAGE_BYTES", 4096)
-    count = places.PLACES
-    for kind, pieces in zip(places.KINDS, (count, count + 1, 1, 1)):
-        memory.clear()
-        found = list(places.places(kind, gemm))
-        assert len(memory) == pieces and len({b.data_ptr() for b in found}) == len(found) == count
+
+    def starts_of(found):
+        assert len({b.data_ptr() for b in found}) == len(found) == places.PLACES
         assert all(b.shape == (256, 512) and b.stride() == (1, 256) for b in found)
-        if pieces == 1:
-            starts, alignment = [b.storage_offset() * 4 for b in found], 4096 if "pages" in kind else 512
-            assert not any(start % alignment for start in starts) and len(memory[0]) == 2 * 256 * 512
-            assert 0 <= 256 * 512 * 4 - starts[-1] < (count - 1) * alignment
+        return [b.storage_offset() * b.itemsize for b in found]
+
+    assert not any(starts_of(list(places.copies(gemm)))) and len(memory) == places.PLACES
     memory.clear()
-    list(places.places("scattered copies", gemm))
-    assert memory[0] == "holes"  # and then the copies
+    assert not any(starts_of(list(places.scattered_copies(gemm)))) and memory[0] == "holes"  # and then the copies
+    for alignment in (512, 4096):
+        memory.clear()
+        starts = starts_of(list(places.overlapping(gemm, alignment)))
+        assert len(memory) == 1 and len(memory[0]) == 2 * 256 * 512 and not any(start % alignment for start in starts)
+        assert 0 <= 256 * 512 * 4 - starts[-1] < (places.PLACES - 1) * alignment
 
 
 def test_a_row_of_places_has_every_kernel_that_runs(monkeypatch):
@@ -210,7 +210,7 @@ def test_a_row_of_places_has_every_kernel_that_runs(monkeypatch):
     monkeypatch.setattr(places, "Stopwatch", MadeUp)
     monkeypatch.setattr(places, "_ranked", lambda task: ["broken", "fine"])
     monkeypatch.setattr(places, "kernels", lambda task, found: [lambda b: 2.0 * b, broken, lambda b: 3.0 * b])
-    monkeypatch.setattr(places, "places", lambda kind, gemm: iter(range(places.PLACES)))
+    monkeypatch.setattr(places, "KINDS", {kind: lambda gemm: iter(range(places.PLACES)) for kind in places.KINDS})
     row = places.measure((Gemm(512, 256, "none"), 16))
     each = [2.0 * b for b in range(places.PLACES)], [3.0 * b for b in range(places.PLACES)]
     assert row["us"] == {name: [us] * len(places.KINDS) for name, us in zip(("torch.mm", "fine"), each)}
