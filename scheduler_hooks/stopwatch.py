@@ -55,7 +55,8 @@ class Stopwatch:
     """
 
     def __init__(self, rounds: int, budget_ms: float) -> None:
-        self.rounds, self.budget_ms, self.spent_ms, self._lead_us = rounds, budget_ms, 0.0, LEAD_US
+        self.rounds, self.budget_ms, self.spent_ms = rounds, budget_ms, 0.0
+        self._lead_us, self._random = LEAD_US, random.Random(0)
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._sum = torch.zeros((), device="cuda")
@@ -86,7 +87,7 @@ class Stopwatch:
                 if is_late or (number >= ENOUGH_ROUNDS and is_separated(samples, alive)):
                     break
             # Another order in each round, because what runs before a kernel decides the clocks that it meets.
-            order = random.Random(number).sample(alive, len(alive))
+            order = self._random.sample(alive, len(alive))
             for i, us in zip(order, self._round([graphs[i] for i in order])):
                 samples[i].append(us)
         self.spent_ms += 1e3 * (time.monotonic() - started)
