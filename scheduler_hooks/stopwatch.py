@@ -15,6 +15,7 @@ The host has no part in a time: the GPU begins a round when all of it is enqueue
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -60,7 +61,7 @@ class Stopwatch:
         cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.zeros(2 * cache_bytes // 4, device="cuda")
         self._sum = torch.zeros((), device="cuda")
-        self._stream = torch.cuda.Stream()
+        self._stream = _side_stream(torch.cuda.current_device())
 
     def time(self, runs: Sequence[Run | Refusal]) -> list[Timed]:
         """A timing for each of `runs`, or why it has none. A run that raises is refused; what is refused stays so."""
@@ -135,6 +136,13 @@ class Stopwatch:
         graph.replay()
         end.record()
         return start, end
+
+
+@functools.lru_cache(maxsize=None)
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The stream of all captures on a device. torch keeps a workspace for cuBLAS, of 32 MiB, for each stream that has
+    run a product: with one for each stopwatch, tuning would take a gigabyte and never give it back."""
+    return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager

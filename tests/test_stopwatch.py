@@ -75,7 +75,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(Stopwatch.__init__, "__defaults__", (25, 1e6))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(L2_cache_size=4))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(stopwatch, "_side_stream", lambda device: None)
     monkeypatch.setattr(torch, "zeros", lambda *size, device: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(Stopwatch, "_capture", lambda self, run, pool: run())
@@ -185,6 +185,17 @@ def test_a_capture_that_fails_keeps_neither_generator_nor_allocator(monkeypatch,
         raise RuntimeError("no capture")
     assert generator.state == generator.clone_state()
     assert calls == ([] if has_ended else [("end", 1, (0, 7)), ("release", 1, (0, 7))])
+
+
+@pytest.mark.gpu
+def test_what_stopwatches_leave_behind_does_not_grow():
+    a, out = torch.randn(1024, 1024, device="cuda"), torch.empty(1024, 1024, device="cuda")
+    left = []
+    for _ in range(4):  # cuBLAS keeps something for the first
+        Stopwatch(rounds=5, budget_ms=50).time([lambda: torch.mm(a, a, out=out)])
+        torch.cuda.empty_cache()
+        left.append(torch.cuda.memory_reserved())
+    assert left[1:] == left[:1] * 3
 
 
 @pytest.mark.gpu
