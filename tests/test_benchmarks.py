@@ -86,6 +86,11 @@ def test_the_suite_on_file_is_what_its_summary_says(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {"suite-speedup.png", "suite-roofline.png"}
 
 
+def test_a_quick_suite_has_every_epilogue_of_the_smallest_model_that_has_it():
+    names = {(layer.model, layer.name) for layer in suite.QUICK_LAYERS}
+    assert names == {("GPT-2 XL", "up"), *(("Llama 3.1 8B", name) for name in ("qkv", "o", "gate_up"))}
+
+
 def test_the_best_five_candidates_are_near_the_best_of_all():
     records = json.loads(candidates.RESULTS.read_text(encoding="utf-8"))["records"]
     assert len(records) == len(candidates.tasks()) >= 60
