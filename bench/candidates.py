@@ -26,10 +26,10 @@ from ..lowering.candidates import tiled_candidates
 from ..lowering.kernel import Candidate
 from ..lowering.packages import versions
 from ..lowering.providers import QUACK
-from ..lowering.targets import TARGETS, current_target
+from ..lowering.targets import current_target
 from ..scheduler_hooks.stopwatch import Stopwatch
 from .gpus import over_gpus
-from .kernels import Task, b_of, compile_all, kernels, random_b, runs_on
+from .kernels import TARGET, Task, b_of, compile_all, kernels, random_b, runs_on
 from .layers import LAYERS, M_SIZES, Gemm, program
 from .rows import write_rows
 
@@ -49,7 +49,7 @@ def tasks() -> list[Task]:
 
 def every_candidate(problem: Problem, epilogue: str) -> list[Candidate]:
     """All legal configurations of QuACK."""
-    found = tiled_candidates(problem, TARGETS["H200"], program(epilogue), None)
+    found = tiled_candidates(problem, TARGET, program(epilogue), None)
     return [candidate for candidate in found if candidate.provider == QUACK]
 
 
@@ -77,7 +77,7 @@ def problem_of(record: dict[str, Any]) -> Problem:
 
 def shortfall(record: dict[str, Any], limit: int = LIMIT) -> float:
     """The time of the best of the first `limit` candidates, as ranked now, over that of the best of all."""
-    ranked = tiled_candidates(problem_of(record), TARGETS["H200"], program(record["epilogue"]), limit)
+    ranked = tiled_candidates(problem_of(record), TARGET, program(record["epilogue"]), limit)
     times = [record["us"][str(candidate)] for candidate in ranked if str(candidate) in record["us"]]
     return min(times, default=math.inf) / min(record["us"].values())
 

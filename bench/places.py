@@ -24,7 +24,7 @@ from ..lowering.candidates import candidates
 from ..lowering.kernel import Candidate
 from ..lowering.packages import versions
 from ..scheduler_hooks.stopwatch import Stopwatch
-from ..scheduler_hooks.workload import PLACES
+from ..scheduler_hooks.workload import ALIGNMENTS_BYTES, PLACES
 from .gpus import over_gpus
 from .kernels import TARGET, Task, b_of, compile_all, kernels, random_b, runs_on
 from .layers import LAYERS, Gemm, program
@@ -38,7 +38,7 @@ CHOSEN = {
     ("Qwen3 32B", "qkv"): (16, 256),
     ("Qwen3 32B", "o"): (64, 256),
 }
-"""M of the layers: those whose choice has changed from one run of the suite to another."""
+"""M of the layers: where contests, or a contest and the suite, have disagreed, and the same layers at another M."""
 LIMIT, ROUNDS, BUDGET_MS = 5, 10, 2000
 PIECE_BYTES, SPARE_BYTES = 20 << 20, 1 << 30
 """Of memory that is full of holes: what torch's allocator takes at a time for small tensors, and what stays free."""
@@ -112,8 +112,8 @@ def _memory_with_holes() -> list[torch.Tensor]:
 KINDS = {
     "copies": copies,
     "scattered copies": scattered_copies,
-    "overlapping, from pages on": functools.partial(overlapping, alignment_bytes=2 << 20),
-    "overlapping, anywhere": functools.partial(overlapping, alignment_bytes=512),
+    "overlapping, from pages on": functools.partial(overlapping, alignment_bytes=ALIGNMENTS_BYTES[0]),
+    "overlapping, anywhere": functools.partial(overlapping, alignment_bytes=ALIGNMENTS_BYTES[1]),
 }
 
 
