@@ -128,6 +128,12 @@ def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):
     assert first.us == second.us == 60.0 and replays == [50, 50]
 
 
+def test_where_nothing_can_run_there_is_nothing_to_wait_for(gpu, monkeypatch):
+    monkeypatch.setattr(Stopwatch, "_round", lambda self, graphs: pytest.fail("a round of nothing"))
+    refusal = Refusal(Reason.COMPILE_ERROR)
+    assert Stopwatch().time([refusal, refusal]) == [refusal, refusal]
+
+
 def test_a_round_that_the_gpu_began_before_the_host_had_enqueued_it_is_measured_again(gpu):
     gpu.enqueue_us = 100.0
     late = [50.0 + number for number in range(2)]  # 40, then 80 us are not enough
