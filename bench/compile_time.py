@@ -1,6 +1,8 @@
 """Compile time: `torch.compile` with the flag on over stock `ATEN,TRITON`, cold and warm.
 
-    python -m nvgemm_fusion.bench.compile_time [OUTPUT] [--rounds N]   (default: bench/results/h200-compile-time.json)
+    python -m nvgemm_fusion.bench.compile_time [OUTPUT] [--rounds N] [--graphs ...]
+
+OUTPUT: bench/results/h200-compile-time.json, unless another is named.
 
 Each time is that of the first call of a compiled function in a process of its own, once torch has made its CUDA
 context. "cold": nothing is on disk but Python's bytecode, as after an installation. "warm": what a cold process left
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--graphs", nargs="+", default=GRAPHS, choices=GRAPHS, help="these alone")
     parser.add_argument("--once", nargs=3, metavar=("GRAPH", "SETTING", "STATE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.once:
@@ -62,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for setting in SETTINGS:  # the first processes write nearly all of it, and are not measured
             with tempfile.TemporaryDirectory() as folder:
                 _in_a_process(GRAPHS[0], setting, "cold", folder, bytecode)
-        todo = [(graph, options.rounds, bytecode) for graph in reversed(GRAPHS)]  # the longest first
+        longest_first = [graph for graph in reversed(GRAPHS) if graph in options.graphs]
+        todo = [(graph, options.rounds, bytecode) for graph in longest_first]
         for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
             rows.append(row)
             rows.sort(key=lambda row: GRAPHS.index(row["graph"]))

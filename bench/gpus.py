@@ -17,16 +17,19 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 def over_gpus(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """The results of `function` for `items`, as they come. Each process has one GPU and its part of the cores, and
     takes the next item when it is done with one. Raises what `function` raises, and BrokenProcessPool when a process
-    dies."""
+    dies; then, or when it is closed, what has not begun is left undone."""
     gpus = torch.cuda.device_count()
     cores = max(1, len(os.sched_getaffinity(0)) // max(1, gpus))
     context = multiprocessing.get_context("spawn")
     free = context.SimpleQueue()
     for gpu in range(gpus):
         free.put(gpu)
-    with ProcessPoolExecutor(gpus, context, initializer=_settle, initargs=(free, cores)) as pool:
+    pool = ProcessPoolExecutor(gpus, context, initializer=_settle, initargs=(free, cores))
+    try:
         for future in as_completed([pool.submit(function, item) for item in items]):
             yield future.result()
+    finally:  # an item that fails, or a caller that has enough or is interrupted, ends it all: hours, at times
+        pool.shutdown(cancel_futures=True)
 
 
 def _settle(free: SimpleQueue, cores: int) -> None:

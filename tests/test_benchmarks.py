@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -128,6 +130,17 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     allowed = os.sched_getaffinity(0)
     parts = {frozenset(cores) for cores in gpus.over_gpus(os.sched_getaffinity, [0] * 6)}
     assert set.union(*map(set, parts)) <= allowed and all(len(part) <= max(1, len(allowed) // 2) for part in parts)
+
+
+@pytest.mark.parametrize("first", [0.0, "no number"])
+def test_a_run_that_is_given_up_or_fails_does_not_go_on(first, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    started = time.monotonic()
+    done = gpus.over_gpus(time.sleep, [first, *[0.5] * 400])
+    with contextlib.nullcontext() if first == 0.0 else pytest.raises(TypeError):
+        next(done)
+    done.close()
+    assert time.monotonic() - started < 100
 
 
 def test_the_constants_are_where_the_fit_leaves_them():
