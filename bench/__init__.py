@@ -9,7 +9,7 @@
     suite       the layers side by side with every backend of torch: `python -m nvgemm_fusion.bench.suite`
     plots       pictures of that
     candidates  every kernel configuration on their GEMMs: `python -m nvgemm_fusion.bench.candidates`
-    places      their times by where B lies in memory: `python -m nvgemm_fusion.bench.places`
+    conditions  their times by where B lies, and by how busy the GPU is: `python -m nvgemm_fusion.bench.conditions`
     fit         the constants of the ranking, fitted to those times: `python -m nvgemm_fusion.bench.fit`
     e2e         the decoder of Llama 3.1 8B, off and on: `python -m nvgemm_fusion.bench.e2e`
     compile_time  how long compiling takes, off and on: `python -m nvgemm_fusion.bench.compile_time`

@@ -29,6 +29,9 @@ FINALISTS = 1.05
 FEWEST_PLACES = 2
 """Of B, unless one entrant is far ahead. Further ones are tried while the budget lasts: they matter where a GEMM has
 few rows, and such a one takes little time."""
+REST = 2.0
+"""How long the GPU rests after each round of every other window, in multiples of the round. A large GEMM that follows
+another one meets lower clocks than one that comes alone, and who wins there may lose here: it has to win in both."""
 TURN_LIMIT_S = 60.0
 """After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
 
@@ -85,9 +88,9 @@ def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int
     prepared = workload.prepare(entrants)
     windows: list[dict[int, Timed]] = []
     competing: Sequence[int] = range(len(entrants))
-    for _ in workload.places():
+    for number, _ in enumerate(workload.places()):
         runs = workload.runs([prepared[i] for i in competing])
-        windows.append(dict(zip(competing, stopwatch.time(runs))))
+        windows.append(dict(zip(competing, stopwatch.time(runs, REST * (number % 2)))))
         competing = _finalists(windows)
         if len(competing) < 2 or (stopwatch.spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
             break

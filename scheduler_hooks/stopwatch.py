@@ -63,22 +63,24 @@ class Stopwatch:
         self._sum = torch.zeros((), device="cuda")
         self._stream = _side_stream(torch.cuda.current_device())
 
-    def time(self, runs: Sequence[Run | Refusal]) -> list[Timed]:
-        """A timing for each of `runs`, or why it has none. A run that raises is refused; what is refused stays so."""
+    def time(self, runs: Sequence[Run | Refusal], rest: float = 0.0) -> list[Timed]:
+        """A timing for each of `runs`, or why it has none. A run that raises is refused; what is refused stays so.
+        rest: how long the GPU rests after each round, in multiples of the round: one that works without a pause lowers
+        its clocks, and not every kernel suffers alike."""
         # One pool for all: what a replay leaves behind, nobody reads. Not for the next window, too: a pool whose graphs
         # are gone takes no others.
         pool = torch.cuda.graph_pool_handle()
         captured = [run if isinstance(run, Refusal) else self._capture(run, pool) for run in runs]
         graphs = {i: graph for i, graph in enumerate(captured) if isinstance(graph, torch.cuda.CUDAGraph)}
-        samples = self._window(graphs)
+        samples = self._window(graphs, rest)
         if clock_change(samples) > CLOCK_CHANGE:
-            samples = self._window(graphs)
+            samples = self._window(graphs, rest)
         timings = [Timing.of(samples[i]) if i in samples else captured[i] for i in range(len(runs))]
         del graphs, captured
         torch.cuda.empty_cache()  # gives the pool back
         return timings
 
-    def _window(self, graphs: Mapping[int, torch.cuda.CUDAGraph]) -> Samples:
+    def _window(self, graphs: Mapping[int, torch.cuda.CUDAGraph], rest: float) -> Samples:
         alive, samples = list(graphs), {i: [] for i in graphs}
         started = time.monotonic()
         for number in range(self.rounds if graphs else 0):
@@ -89,8 +91,10 @@ class Stopwatch:
                     break
             # Another order in each round, because what runs before a kernel decides the clocks that it meets.
             order = self._random.sample(alive, len(alive))
-            for i, us in zip(order, self._round([graphs[i] for i in order])):
+            times = self._round([graphs[i] for i in order])
+            for i, us in zip(order, times):
                 samples[i].append(us)
+            time.sleep(rest * sum(times) / 1e6)
         self.spent_ms += 1e3 * (time.monotonic() - started)
         return samples
 

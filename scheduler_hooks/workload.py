@@ -7,7 +7,7 @@ instructions take a slower path.
 
 The GEMM's B lies in one place after the other, all of them within memory for two of it. Where it lies changes the time
 of a kernel that waits for it by 1.5 percent either way, and not of each kernel alike
-(`bench/results/h200-places.json`): with one place, the luckiest would win.
+(`bench/results/h200-conditions.json`): with one place, the luckiest would win.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Prepared = list[Making] | Refusal
 """The kernels of an entrant, in the order in which they run, or why it has none."""
 PLACES = 8
 """In which B may lie, at equal distances. They overlap: tuning may take twice the memory of the tensors, no more."""
-ALIGNMENTS_BYTES = 2 << 20, 512
-"""Of a place, as of what torch's allocator gives: a large tensor begins a segment, a small one lies anywhere in it."""
+ALIGNMENT_BYTES = 512
+"""Of a place, as of what torch's allocator gives."""
 POOL_LIMIT_S = 60.0
 """Inductor's pool of processes takes seconds to start. After this, kernels are compiled without it."""
 
@@ -77,8 +77,8 @@ class Workload:
             room = self._random(name, (2 * extent,), (1,))
         except torch.OutOfMemoryError:
             room = self._random(name, (extent,), (1,))
-        distance = (len(room) - extent) * room.itemsize // (PLACES - 1)
-        step = next((distance - distance % of for of in ALIGNMENTS_BYTES if distance >= of), 0) // room.itemsize
+        alignment = ALIGNMENT_BYTES // room.itemsize
+        step = (len(room) - extent) // (PLACES - 1) // alignment * alignment
         for number in range(PLACES if step else 1):
             self._bound.clear()
             self._buffers[name] = torch.as_strided(room, size, stride, number * step)

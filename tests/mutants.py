@@ -240,6 +240,13 @@ MUTANTS = (
         "tests/test_measurement.py",
     ),
     Mutant(
+        "a contest is held on a GPU that never rests",
+        "scheduler_hooks/measurement.py",
+        "stopwatch.time(runs, REST * (number % 2))",
+        "stopwatch.time(runs, 0.0)",
+        "tests/test_measurement.py",
+    ),
+    Mutant(
         "a contest is decided with B in one place",
         "scheduler_hooks/workload.py",
         "for number in range(PLACES if step else 1):",

@@ -16,12 +16,12 @@ import torch
 from nvgemm_fusion.bench import (
     candidates,
     compile_time,
+    conditions,
     e2e,
     fit,
     gpus,
     launch,
     operations_page,
-    places,
     plots,
     side_by_side,
     suite,
@@ -198,40 +198,49 @@ def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
 
 def test_b_lies_in_places_of_each_kind(monkeypatch):
     gemm, memory = Gemm(512, 256, "none"), []
-    monkeypatch.setattr(places, "random_b", lambda gemm, elements: memory.append(torch.empty(elements)) or memory[-1])
-    monkeypatch.setattr(places, "_memory_with_holes", lambda: memory.append("holes"))
+
+    def random_b(gemm, elements):
+        memory.append(torch.empty(elements))
+        return memory[-1]
+
+    monkeypatch.setattr(conditions, "random_b", random_b)
+    monkeypatch.setattr(conditions, "_memory_with_holes", lambda: memory.append("holes"))
 
     def starts_of(found):
-        assert len({b.data_ptr() for b in found}) == len(found) == places.PLACES
+        assert len({b.data_ptr() for b in found}) == len(found) == conditions.PLACES
         assert all(b.shape == (256, 512) and b.stride() == (1, 256) for b in found)
         return [b.storage_offset() * b.itemsize for b in found]
 
-    assert not any(starts_of(list(places.copies(gemm)))) and len(memory) == places.PLACES
+    assert not any(starts_of(list(conditions.copies(gemm)))) and len(memory) == conditions.PLACES
     memory.clear()
-    assert not any(starts_of(list(places.scattered_copies(gemm)))) and memory[0] == "holes"  # and then the copies
+    assert not any(starts_of(list(conditions.scattered_copies(gemm)))) and memory[0] == "holes"  # and then the copies
     for alignment in (512, 4096):
         memory.clear()
-        starts = starts_of(list(places.overlapping(gemm, alignment)))
+        starts = starts_of(list(conditions.overlapping(gemm, alignment)))
         assert len(memory) == 1 and len(memory[0]) == 2 * 256 * 512 and not any(start % alignment for start in starts)
-        assert 0 <= 256 * 512 * 4 - starts[-1] < (places.PLACES - 1) * alignment
+        assert 0 <= 256 * 512 * 4 - starts[-1] < (conditions.PLACES - 1) * alignment
 
 
-def test_a_row_of_places_has_every_kernel_that_runs(monkeypatch):
+def test_a_row_has_every_kernel_that_runs_under_each_condition(monkeypatch):
     class MadeUp:
         def __init__(self, rounds, budget_ms):
             pass
 
-        def time(self, runs):
-            return [run if isinstance(run, Refusal) else Timing(run()) for run in runs]
+        def time(self, runs, rest):
+            return [run if isinstance(run, Refusal) else Timing(run() + rest) for run in runs]
 
     broken = Refusal(Reason.COMPILE_ERROR)
-    monkeypatch.setattr(places, "Stopwatch", MadeUp)
-    monkeypatch.setattr(places, "_ranked", lambda task: ["broken", "fine"])
-    monkeypatch.setattr(places, "kernels", lambda task, found: [lambda b: 2.0 * b, broken, lambda b: 3.0 * b])
-    monkeypatch.setattr(places, "KINDS", {kind: lambda gemm: iter(range(places.PLACES)) for kind in places.KINDS})
-    row = places.measure((Gemm(512, 256, "none"), 16))
-    each = [2.0 * b for b in range(places.PLACES)], [3.0 * b for b in range(places.PLACES)]
-    assert row["us"] == {name: [us] * len(places.KINDS) for name, us in zip(("torch.mm", "fine"), each)}
+    monkeypatch.setattr(conditions, "Stopwatch", MadeUp)
+    monkeypatch.setattr(conditions, "_ranked", lambda task: ["broken", "fine"])
+    monkeypatch.setattr(conditions, "kernels", lambda task, found: [lambda b: 2.0 * b, broken, lambda b: 3.0 * b])
+    places = range(conditions.PLACES)
+    two = {"busy": (lambda gemm: iter(places), 0.0), "rested": (lambda gemm: iter(places), 0.5)}
+    monkeypatch.setattr(conditions, "CONDITIONS", two)
+    row = conditions.measure((Gemm(512, 256, "none"), 16))
+    assert row["us"] == {
+        name: [[factor * b + rest for b in places] for rest in (0.0, 0.5)]
+        for name, factor in (("torch.mm", 2.0), ("fine", 3.0))
+    }
     assert (row["m"], row["n"], row["k"]) == (16, 512, 256)
 
 

@@ -21,7 +21,8 @@ from nvgemm_fusion.scheduler_hooks.workload import PLACES
 def timed_by_name(monkeypatch, tmp_path):
     """`measurement.timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
     further one is slower by a fifth), a list of them what it says in each place, a RUN_ERROR what it refuses, any other
-    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms.
+    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms. In
+    every other one the GPU rests between rounds.
     What Inductor's benchmarks have left in torch's allocator is gone before the workload allocates anything."""
     outcomes, windows, emptied = {}, [], []
 
@@ -55,7 +56,8 @@ def timed_by_name(monkeypatch, tmp_path):
             assert (rounds, budget_ms) == (10, 75)
             self.spent_ms = 0
 
-        def time(self, runs):
+        def time(self, runs, rest):
+            assert rest == (measurement.REST if self.spent_ms % 80 else 0.0)
             self.spent_ms += 40
             return [run if isinstance(run, Refusal) else run() for run in runs]
 

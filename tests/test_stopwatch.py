@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import types
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_window_ends_with_its_budget_but_not_before_the_first_rounds(gpu):
 
 
 def test_what_windows_take_is_spent_and_what_captures_take_is_not(gpu, monkeypatch):
-    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=lambda seconds: None)
     monkeypatch.setattr(stopwatch, "time", clock)
 
     def taking(seconds, result):
@@ -119,6 +120,16 @@ def test_what_windows_take_is_spent_and_what_captures_take_is_not(gpu, monkeypat
     for windows in (1, 2):
         watch.time([lambda: gpu([])] * 3)
         assert watch.spent_ms == windows * 2000
+
+
+def test_a_gpu_rests_as_long_as_it_is_told(gpu, monkeypatch):
+    rests = []
+    monkeypatch.setattr(stopwatch, "time", types.SimpleNamespace(sleep=rests.append, monotonic=time.monotonic))
+    watch = Stopwatch(rounds=stopwatch.FIRST_ROUNDS)
+    for rest, after_each in ((2.0, 200e-6), (0.0, 0.0)):
+        watch.time([lambda g=gpu(itertools.repeat(us)): g for us in (40.0, 60.0)], rest)
+        assert rests == pytest.approx([after_each] * stopwatch.FIRST_ROUNDS)
+        rests.clear()
 
 
 def test_a_window_in_which_the_clocks_changed_is_measured_again(gpu):

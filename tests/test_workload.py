@@ -147,15 +147,6 @@ def test_b_lies_in_places_of_its_own_within_memory_for_two(weight):
     assert starts[-1] > EXTENT * 2 - workload.PLACES * 512 and not any(start % 512 for start in starts)
 
 
-def test_a_large_b_begins_where_a_segment_of_torchs_allocator_may(weight, monkeypatch):
-    monkeypatch.setattr(workload, "ALIGNMENTS_BYTES", (4096, 512))
-    starts = []
-    for _ in weight.places():
-        starts.append(weight._buffer("weight").storage_offset() * 2)
-    assert len(set(starts)) == workload.PLACES and not any(start % 4096 for start in starts)
-    assert starts[-1] > EXTENT * 2 - workload.PLACES * 4096
-
-
 def test_a_kernel_is_loaded_once_for_all_places(weight, monkeypatch):
     loaded, launched = [], []
     monkeypatch.setattr(workload, "bind", lambda kernel: loaded.append(kernel) or (lambda b: launched.append(b)))
