@@ -1,7 +1,8 @@
 """Connecting to Inductor's extension points, and letting go of them again.
 
 Each of the three modules that we extend is connected right after it has been imported (see `autoload`). Nothing
-that happens here may make an import fail: whatever goes wrong is said once, and Inductor stays as it is.
+that happens here may make an import fail: whatever goes wrong is said once, and Inductor stays as it is. With the flag
+off, it does so as well, and this module with our settings is all that is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,16 +53,8 @@ def connect(name: str) -> None:
         return
     try:
         _disconnect[name] = _CONNECTORS[name]()
-    except ModuleNotFoundError as error:
-        _say_what_is_missing(str(error.name).partition(".")[0])
     except Exception:  # an import of Inductor must not fail because of us
         logger.warning("epilogue fusion is off: cannot connect to %s", name, exc_info=True)
-
-
-@functools.lru_cache(maxsize=None)
-def _say_what_is_missing(package: str) -> None:
-    """Once a package, however many modules need it."""
-    logger.warning("epilogue fusion is off: `pip install %s`, which nvgemm-epilogue-fusion needs", package)
 
 
 def _connect_config() -> Callable[[], None]:
@@ -75,8 +69,6 @@ def _connect_config() -> Callable[[], None]:
 def _connect_select_algorithm() -> Callable[[], None]:
     from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
-    from . import choices  # noqa: F401  where one of our libraries is missing, nothing is connected
-
     add_preprocessing_fn(_add_candidates)
     with contextlib.suppress(Exception):  # it is a head start, and no more
         _expect_kernels()
@@ -90,8 +82,6 @@ def _connect_scheduling() -> Callable[[], None]:
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
-    from . import codegen  # noqa: F401
-
     former, wrappers = device_codegens.get("cuda"), (PythonWrapperCodegen, CppWrapperGpu, WrapperFxCodegen)
     register_backend_for_device("cuda", _scheduling, *wrappers)
 
@@ -103,14 +93,37 @@ def _connect_scheduling() -> Callable[[], None]:
     return restore
 
 
-# What stays with Inductor asks our modules when it is called. When it is connected, one of them may have come no
-# further than to its import of Inductor.
+# What stays with Inductor asks our modules when it is called, and only where the flag is set: nobody else pays for
+# their imports. They may import Inductor as well, and come no further than that when it is connected.
+
+
+def _where_enabled(module: str) -> ModuleType | None:
+    """Our `module`, where the flag is set and the module can be imported."""
+    from torch._inductor import config
+
+    return _imported(module) if getattr(config, "nvgemm_epilogue_fusion", False) else None
+
+
+@functools.lru_cache(maxsize=None)
+def _imported(module: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f".{module}", __package__)
+    except ModuleNotFoundError as error:
+        _say_what_is_missing(str(error.name).partition(".")[0])
+    except Exception:  # nor may a compile
+        logger.warning("epilogue fusion is off: cannot import %s", module, exc_info=True)
+    return None
+
+
+@functools.lru_cache(maxsize=None)
+def _say_what_is_missing(package: str) -> None:
+    """Once a package, however many modules need it."""
+    logger.warning("epilogue fusion is off: `pip install %s`, which nvgemm-epilogue-fusion needs", package)
 
 
 def _add_candidates(choices: list[Any]) -> list[Any]:
-    from .choices import add_candidates
-
-    return add_candidates(choices)
+    ours = _where_enabled("choices")
+    return choices if ours is None else ours.add_candidates(choices)
 
 
 def _scheduling(scheduler: Any) -> Any:
@@ -118,9 +131,12 @@ def _scheduling(scheduler: Any) -> Any:
     from torch._inductor import config
 
     if config.cuda_backend == "triton":
-        from .codegen import FusionScheduling
+        ours = _where_enabled("codegen")
+        if ours is not None:
+            return ours.FusionScheduling(scheduler)
+        from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
 
-        return FusionScheduling(scheduler)
+        return CUDACombinedScheduling(scheduler)
     if config.cuda_backend == "halide":
         from torch._inductor.codegen.halide import HalideScheduling
 
@@ -135,11 +151,12 @@ def _expect_kernels() -> None:
     compile. Of a flag that only a single compile gets, in its options, nothing is known yet."""
     from torch._inductor import config
 
-    from ..lowering.compiler import shared_compiler
     from ..lowering.packages import missing_packages
-    from ..lowering.targets import Target, current_target
 
     if config.nvgemm_epilogue_fusion and not missing_packages() and torch.cuda.is_initialized():
+        from ..lowering.compiler import shared_compiler
+        from ..lowering.targets import Target, current_target
+
         if isinstance(current_target(), Target):
             shared_compiler(config.compile_threads).expect()
 

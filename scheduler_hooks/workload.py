@@ -6,7 +6,7 @@ and run faster. They are scaled so that the product is of order one, as in a mod
 instructions take a slower path.
 
 The GEMM's B lies in one place after the other, all of them within memory for two of it. Where it lies changes the time
-of a kernel that waits for it by 1.5 percent either way, and not of each kernel alike
+of a kernel that waits for it by 1 to 3 percent, and not of each kernel alike
 (`bench/results/h200-conditions.json`): with one place, the luckiest would win.
 """
 

@@ -231,6 +231,35 @@ def test_without_a_library_of_ours_stock_compiles_and_it_is_named_once():
     assert out == "4.0" and err.count("pip install msgspec") == 1 and "Traceback" not in err
 
 
+def test_a_library_of_ours_that_is_broken_does_not_break_a_compile(tmp_path):
+    (tmp_path / "msgspec.py").write_text("raise ImportError('not for this machine')")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch\n"
+        "options = {'nvgemm_epilogue_fusion': True, 'max_autotune_gemm': True}\n"
+        "for f in (lambda x: x.relu() @ x, lambda x: x.tanh() @ x):\n"
+        "    print(torch.compile(f, options=options)(torch.eye(4)).sum().item() > 3)\n"
+    )
+    out, err = python(script)
+    assert out == "True\nTrue" and err.count("epilogue fusion is off") == 1 and "not for this machine" in err
+
+
+def test_with_the_flag_off_nothing_is_imported_but_the_flag():
+    script = (
+        "import sys, torch\n"
+        "torch.compile(lambda x: x.relu() @ x, options={'max_autotune_gemm': True})(torch.eye(4))\n"
+        "from torch._inductor.codegen.common import device_codegens\n"
+        "from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling\n"
+        "print(type(device_codegens['cuda'].scheduling(None)) is CUDACombinedScheduling)\n"
+        "print(*(name for name in sys.modules if name.startswith('nvgemm_fusion.')))\n"
+    )
+    out, _ = python(script)
+    is_stock, modules = out.splitlines()
+    flag = {"autoload", "install", "settings", "torch_versions"}
+    ours = {"scheduler_hooks", "lowering", "lowering.packages", *(f"scheduler_hooks.{name}" for name in flag)}
+    assert is_stock == "True" and set(modules.split()) == {f"nvgemm_fusion.{name}" for name in ours}
+
+
 def test_an_unknown_torch_is_left_alone_and_told_once():
     script = (
         "import torch; torch.__version__ = '2.99.0'\n"
