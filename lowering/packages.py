@@ -1,9 +1,10 @@
-"""The packages that kernels come from: which are installed, and what to install when one is missing."""
+"""The packages that kernels come from, and the libraries that we use: which are installed, and what is missing."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 
 import torch
 
@@ -15,6 +16,8 @@ KERNEL_PACKAGES = (
     "nvidia-matmul-heuristics",
 )
 """Distributions, as pip names them. Looking them up imports none of them."""
+LIBRARIES = ("filelock", "msgspec", "networkx", "platformdirs")
+"""What we import besides torch and those; modules and distributions have the same names."""
 DISTRIBUTION = "nvgemm-epilogue-fusion"
 """This package."""
 
@@ -41,3 +44,8 @@ def versions() -> dict[str, str]:
 def missing_packages() -> list[str]:
     """Those of KERNEL_PACKAGES that are not installed."""
     return [name for name, version in installed_versions().items() if version is None]
+
+
+def missing_libraries() -> tuple[str, ...]:
+    """Those of LIBRARIES that are not installed. Imports none of them."""
+    return tuple(name for name in LIBRARIES if importlib.util.find_spec(name) is None)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..lowering.packages import DISTRIBUTION, missing_libraries, missing_packages
 from . import autoload, torch_versions
 
 logger = logging.getLogger("nvgemm_fusion")
@@ -52,9 +53,19 @@ def connect(name: str) -> None:
     if name in _disconnect or not torch_versions.is_supported():
         return
     try:
-        _disconnect[name] = _CONNECTORS[name]()
+        missing = missing_libraries()
+        if missing and name != autoload.CONFIG:
+            _say_what_is_missing(missing)
+        else:
+            _disconnect[name] = _CONNECTORS[name]()
     except Exception:  # an import of Inductor must not fail because of us
         logger.warning("epilogue fusion is off: cannot connect to %s", name, exc_info=True)
+
+
+@functools.lru_cache(maxsize=None)
+def _say_what_is_missing(libraries: tuple[str, ...]) -> None:
+    """Once, however many modules cannot be connected."""
+    logger.warning("epilogue fusion is off: `pip install %s`, which %s needs", " ".join(libraries), DISTRIBUTION)
 
 
 def _connect_config() -> Callable[[], None]:
@@ -108,17 +119,9 @@ def _where_enabled(module: str) -> ModuleType | None:
 def _imported(module: str) -> ModuleType | None:
     try:
         return importlib.import_module(f".{module}", __package__)
-    except ModuleNotFoundError as error:
-        _say_what_is_missing(str(error.name).partition(".")[0])
-    except Exception:  # nor may a compile
+    except Exception:  # nor may a compile fail
         logger.warning("epilogue fusion is off: cannot import %s", module, exc_info=True)
     return None
-
-
-@functools.lru_cache(maxsize=None)
-def _say_what_is_missing(package: str) -> None:
-    """Once a package, however many modules need it."""
-    logger.warning("epilogue fusion is off: `pip install %s`, which nvgemm-epilogue-fusion needs", package)
 
 
 def _add_candidates(choices: list[Any]) -> list[Any]:
@@ -150,8 +153,6 @@ def _expect_kernels() -> None:
     """Starts the compilers' imports beside Inductor's own, where no kernel is on disk yet: there will be candidates to
     compile. Of a flag that only a single compile gets, in its options, nothing is known yet."""
     from torch._inductor import config
-
-    from ..lowering.packages import missing_packages
 
     if config.nvgemm_epilogue_fusion and not missing_packages() and torch.cuda.is_initialized():
         from ..lowering.compiler import shared_compiler

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Optional
 
-from ..lowering.packages import DISTRIBUTION, installed_versions
+from ..lowering.packages import DISTRIBUTION, installed_versions, missing_libraries
 from .torch_versions import config_entry, forget_config_hash
 
 logger = logging.getLogger("nvgemm_fusion")
@@ -83,11 +83,11 @@ def current_values() -> dict[str, Any]:
 
 
 def version() -> str:
-    """The installed version, a digest of the source (an editable install changes without a version), and what
-    kernels are compiled with."""
+    """The installed version, a digest of the source (an editable install changes without a version), what kernels are
+    compiled with, and which library of ours is missing."""
     digest = hashlib.sha256()
     for folder in ("fusion", "lowering", "scheduler_hooks"):
         for path in sorted((Path(__file__).parent.parent / folder).glob("*.py")):
             digest.update(path.read_bytes())
-    digest.update(repr(installed_versions()).encode())
+    digest.update(repr((installed_versions(), missing_libraries())).encode())
     return f"{importlib.metadata.version(DISTRIBUTION)}+{digest.hexdigest()[:16]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,24 @@ def test_imports_go_down(path):
             assert name.split(".")[1] in BELOW[folder] | {folder}, f"{folder} imports {name}"
         if folder == "fusion":
             assert not name.startswith(("quack", "cutlass", "triton", "rich")), f"{folder} imports {name}"
+
+
+def imported_at_once(path):
+    """The packages that a module imports when it is imported, the standard library's aside."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module]
+        yield from {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def test_each_library_is_looked_for_before_it_is_imported():
+    from nvgemm_fusion.lowering.packages import LIBRARIES
+
+    found = [set(imported_at_once(path)) for path in MODULES if path.parent.name != "bench"]
+    compiling = {"cutlass"}  # a module of kernels is imported where these are compiled
+    torchs_own = {"torch", "triton", "sympy"}
+    assert set.union(*(names for names in found if not names & compiling)) - torchs_own == set(LIBRARIES)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")

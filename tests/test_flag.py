@@ -236,12 +236,20 @@ def test_a_library_of_ours_that_is_broken_does_not_break_a_compile(tmp_path):
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import torch\n"
-        "options = {'nvgemm_epilogue_fusion': True, 'max_autotune_gemm': True}\n"
+        "options = {'nvgemm_epilogue_fusion': True, 'max_autotune_gemm': True, 'fx_graph_cache': False}\n"
         "for f in (lambda x: x.relu() @ x, lambda x: x.tanh() @ x):\n"
         "    print(torch.compile(f, options=options)(torch.eye(4)).sum().item() > 3)\n"
     )
     out, err = python(script)
     assert out == "True\nTrue" and err.count("epilogue fusion is off") == 1 and "not for this machine" in err
+
+
+def test_a_missing_library_makes_another_cache_key(monkeypatch):
+    from nvgemm_fusion.scheduler_hooks import settings
+
+    complete = settings.version()
+    monkeypatch.setattr(settings, "missing_libraries", lambda: ("networkx",))
+    assert settings.version() != complete
 
 
 def test_with_the_flag_off_nothing_is_imported_but_the_flag():
@@ -320,7 +328,7 @@ def test_inductor_for_the_cpu_is_untouched():
 def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config, missing):
     import torch._inductor.select_algorithm  # noqa: F401
     from nvgemm_fusion.fusion.reasons import Reason, Refusal
-    from nvgemm_fusion.lowering import compiler, packages, targets
+    from nvgemm_fusion.lowering import compiler, targets
     from nvgemm_fusion.scheduler_hooks import install
 
     expected = []
@@ -328,7 +336,7 @@ def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config
     kernels = types.SimpleNamespace(expect=lambda: expected.append("kernels"))
     monkeypatch.setattr(compiler, "shared_compiler", lambda workers: kernels)
     monkeypatch.setattr(targets, "current_target", lambda: target)
-    monkeypatch.setattr(packages, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
+    monkeypatch.setattr(install, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: missing != "context")
     with inductor_config.patch(nvgemm_epilogue_fusion=missing != "flag"):
         disconnect = install._connect_select_algorithm()
