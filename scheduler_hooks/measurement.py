@@ -31,7 +31,7 @@ FEWEST_PLACES = 2
 few rows, and such a one takes little time."""
 REST = 2.0
 """How long the GPU rests after each round of every other window, in multiples of the round. A large GEMM that follows
-another one meets lower clocks than one that comes alone, and who wins there may lose here: it has to win in both."""
+another one meets lower clocks than one that comes alone, and who leads there may be behind here: both count alike."""
 TURN_LIMIT_S = 60.0
 """After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
 
