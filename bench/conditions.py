@@ -42,7 +42,7 @@ CHOSEN = {
     ("Qwen3 32B", "o"): (64, 256),
 }
 """M of the layers: where contests, or a contest and the suite, have disagreed, and the same layers at another M."""
-LIMIT, ROUNDS, BUDGET_MS = 5, 10, 2000
+LIMIT, ROUNDS, BUDGET_MS = 10, 10, 2000
 PAGE_BYTES = 2 << 20
 """Where torch's allocator lets a large tensor begin."""
 PIECE_BYTES, SPARE_BYTES = 20 << 20, 1 << 30
