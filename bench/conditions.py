@@ -26,7 +26,7 @@ from ..lowering.kernel import Candidate
 from ..lowering.packages import versions
 from ..scheduler_hooks.measurement import REST
 from ..scheduler_hooks.stopwatch import Stopwatch
-from ..scheduler_hooks.workload import ALIGNMENT_BYTES, PLACES
+from ..scheduler_hooks.workload import ALIGNMENT_BYTES, PLACES, place_starts
 from .gpus import over_gpus
 from .kernels import TARGET, Task, b_of, compile_all, kernels, random_b, runs_on
 from .layers import LAYERS, Gemm, program
@@ -98,9 +98,8 @@ def overlapping(gemm: Gemm, alignment_bytes: int) -> Iterator[torch.Tensor]:
     """B at equal distances, multiples of `alignment_bytes`, within memory for two."""
     elements = gemm.n * gemm.k
     memory = random_b(gemm, 2 * elements)
-    alignment = alignment_bytes // memory.itemsize
-    step = elements // (PLACES - 1) // alignment * alignment
-    yield from (b_of(gemm, memory, number * step) for number in range(PLACES))
+    starts = place_starts(len(memory), elements, alignment_bytes // memory.itemsize)
+    yield from (b_of(gemm, memory, start) for start in starts)
 
 
 def _memory_with_holes() -> list[torch.Tensor]:

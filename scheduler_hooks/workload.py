@@ -48,6 +48,13 @@ POOL_LIMIT_S = 60.0
 """Inductor's pool of processes takes seconds to start. After this, kernels are compiled without it."""
 
 
+def place_starts(room: int, extent: int, alignment: int) -> range:
+    """Where the PLACES of something of `extent` elements begin within `room` elements: at multiples of `alignment`
+    elements, and in one place where there is no room to move."""
+    step = (room - extent) // (PLACES - 1) // alignment * alignment
+    return range(0, PLACES * step, step) if step else range(1)
+
+
 class Workload:
     """Builds what the stopwatch runs. Tensors are allocated as entrants need them, and freed by `release`."""
 
@@ -77,11 +84,9 @@ class Workload:
             room = self._random(name, (2 * extent,), (1,))
         except torch.OutOfMemoryError:
             room = self._random(name, (extent,), (1,))
-        alignment = ALIGNMENT_BYTES // room.itemsize
-        step = (len(room) - extent) // (PLACES - 1) // alignment * alignment
-        for number in range(PLACES if step else 1):
+        for start in place_starts(len(room), extent, ALIGNMENT_BYTES // room.itemsize):
             self._bound.clear()
-            self._buffers[name] = torch.as_strided(room, size, stride, number * step)
+            self._buffers[name] = torch.as_strided(room, size, stride, start)
             yield
 
     def release(self) -> None:

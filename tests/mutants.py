@@ -249,8 +249,8 @@ MUTANTS = (
     Mutant(
         "a contest is decided with B in one place",
         "scheduler_hooks/workload.py",
-        "for number in range(PLACES if step else 1):",
-        "for number in range(1):",
+        "return range(0, PLACES * step, step) if step else range(1)",
+        "return range(1)",
         "tests/test_workload.py",
     ),
     Mutant(
