@@ -46,6 +46,7 @@ def missing_packages() -> list[str]:
     return [name for name, version in installed_versions().items() if version is None]
 
 
+@functools.lru_cache(maxsize=1)
 def missing_libraries() -> tuple[str, ...]:
     """Those of LIBRARIES that are not installed. Imports none of them."""
     return tuple(name for name in LIBRARIES if importlib.util.find_spec(name) is None)

@@ -3,7 +3,7 @@
 `FusionScheduling` is Inductor's own backend with three differences. A GEMM for which a CuTe DSL kernel was chosen is
 written as one call of a launcher. A GEMM that was decided is not fused any further by Inductor's pairwise loop, so
 the decision is final. And when a graph is to be fused, its construction puts our pass in front of the scheduler.
-With the flag off it does nothing of its own.
+Where the graph is not to be fused it does nothing of its own; with the flag off, it is not there (see `install`).
 """
 
 from __future__ import annotations
