@@ -35,8 +35,7 @@ from .rows import write_rows
 
 RESULTS = Path(__file__).parent / "results" / "h200-candidates.json"
 LIMIT = 5
-"""How many candidates of a problem are compared with all: the default of `config.nvgemm_max_profiling_configs`, before
-torch 2.14 made it 10."""
+"""How many candidates of a problem are compared with all: one less than compete by default."""
 FAR = 1.03
 """Further behind, a problem is counted."""
 ROUNDS, BUDGET_MS = 15, 4000

@@ -35,7 +35,7 @@ OURS = {
     "nvgemm_epilogue_fusion": True,
     "nvgemm_fusion_force": True,
     "nvgemm_fusion_cache": False,
-    "nvgemm_max_profiling_configs": 1,
+    "nvgemm_fusion_candidates": 1,
     "max_autotune_gemm": True,
     "max_autotune_gemm_backends": "ATEN,TRITON",
 }

@@ -41,7 +41,7 @@ LARGEST_RATIO = 1.1
 FLOOR = 2**-20
 """A relative error below this is none."""
 UNFUSED = {**ATEN, "shape_padding": False}
-FUSED = {**FORCED, "max_autotune_gemm_backends": "ATEN", "shape_padding": False, "nvgemm_max_profiling_configs": 1}
+FUSED = {**FORCED, "max_autotune_gemm_backends": "ATEN", "shape_padding": False, "nvgemm_fusion_candidates": 1}
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "h200-fuzz.json"
 WORST = 10
 """How many of the worst cases are kept."""

@@ -119,7 +119,7 @@ def _run_on_gpu(graph: SuiteGraph, log_file: str) -> tuple[torch.Tensor, ...]:
 def _run_on_virtual_device(graph: SuiteGraph, log_file: str) -> tuple[torch.Tensor, ...] | None:
     """What the code that is generated for `graph` computes in float64; None where it cannot be run on the CPU."""
     inputs = graph_inputs(graph.function, graph.inputs)
-    options = {**OPTIONS, "nvgemm_max_profiling_configs": 2, "nvgemm_fusion_log": log_file}
+    options = {**OPTIONS, "nvgemm_fusion_candidates": 2, "nvgemm_fusion_log": log_file}
     with virtual_device(VIRTUAL_TARGET) as device:
         torch.compile(graph.function, dynamic=False, options=options)(*graph.inputs)
     return run_on_cpu(device.code[0], inputs) if inputs is not None and len(device.code) == 1 else None

@@ -117,7 +117,7 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
 
 def _ours(contest: Contest, region: Region | None) -> list[Contender]:
     """Our candidates with `region` fused, not compiled yet."""
-    program, limit = contest.programs[region].program, config.nvgemm_max_profiling_configs
+    program, limit = contest.programs[region].program, config.nvgemm_fusion_candidates
     found = candidates(contest.gemm.problem, contest.target, program, limit)
     if isinstance(found, Refusal):
         contest.refusals.append(found)

@@ -147,7 +147,7 @@ def _with_candidates(choices: list[Any]) -> list[Any]:
         return choices
     builder = ProgramBuilder()
     program, _ = builder.build([Store(gemm.start(builder), layout.dtype)])
-    found = candidates(gemm.problem, target, program, config.nvgemm_max_profiling_configs)
+    found = candidates(gemm.problem, target, program, config.nvgemm_fusion_candidates)
     if isinstance(found, Refusal):
         _log_refusal(node, found)
         return choices

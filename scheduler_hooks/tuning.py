@@ -86,7 +86,7 @@ def _described(contest: Contest) -> tuning.Contest:
         programs=tuple(tuning.ProgramData(program.digest, program.readable()) for program in programs),
         beside=len(producers(contest.graph, contest.node.get_name(), contest.members)) + len(contest.readers),
         backends=tuple(sorted({backend_of(choice).value for choice in contest.node.node.choices})),
-        candidates=config.nvgemm_max_profiling_configs,
+        candidates=config.nvgemm_fusion_candidates,
     )
 
 

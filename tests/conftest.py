@@ -39,7 +39,7 @@ def inductor_config():
         max_autotune_gemm_backends="ATEN,TRITON",
         nvgemm_epilogue_fusion=True,
         nvgemm_fusion_cache=False,
-        nvgemm_max_profiling_configs=2,
+        nvgemm_fusion_candidates=2,
         fx_graph_cache=False,  # a graph that another run has compiled is not decided again
         shape_padding=False,  # whether it pays is measured, so what a graph looks like would change from run to run
     ):
@@ -148,5 +148,5 @@ def checked_graphs(h200, instant_kernels, inductor_config, monkeypatch):
         return run_and_check
 
     monkeypatch.setattr(compile_fx, "_compile_fx_inner", compile_and_check)
-    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_max_profiling_configs=1):
+    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_fusion_candidates=1):
         yield compared

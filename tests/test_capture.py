@@ -21,7 +21,7 @@ def randn(*shape, dtype=BF16):
 
 @pytest.fixture
 def forced(h200, inductor_config, instant_kernels):
-    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_max_profiling_configs=1):
+    with inductor_config.patch(nvgemm_fusion_force=True, nvgemm_fusion_candidates=1):
         yield
 
 

@@ -51,13 +51,14 @@ def test_environment_variables():
     assert out == "True False /tmp/decisions.jsonl"
 
 
-@pytest.mark.parametrize(("value", "expected"), [("20", 20), ("", 150), ("soon", 150), ("-1", 150)])
-def test_a_number_in_the_environment(monkeypatch, caplog, value, expected):
+@pytest.mark.parametrize(("value", "expected"), [("20", 20), ("", None), ("soon", None), ("-1", None)])
+@pytest.mark.parametrize(("name", "default"), [("nvgemm_fusion_benchmark_ms", 150), ("nvgemm_fusion_candidates", 6)])
+def test_a_number_in_the_environment(monkeypatch, caplog, name, default, value, expected):
     from nvgemm_fusion.scheduler_hooks import settings
 
-    (setting,) = [setting for setting in settings.SETTINGS if setting.value_type is int]
-    monkeypatch.setenv("TORCHINDUCTOR_NVGEMM_FUSION_BENCHMARK_MS", value)
-    assert settings._default(setting) == {"default": expected}
+    (setting,) = [setting for setting in settings.SETTINGS if setting.name == name]
+    monkeypatch.setenv(f"TORCHINDUCTOR_{name.upper()}", value)
+    assert settings._default(setting) == {"default": expected or default}
     assert ("whole number" in caplog.text) == (value in ("soon", "-1"))
 
 
@@ -72,7 +73,8 @@ def test_it_is_an_entry_like_any_other():
     assert not config.nvgemm_epilogue_fusion
     config.nvgemm_epilogue_fusion = True
     config.nvgemm_epilogue_fusion = False
-    torch.compile(lambda x: x + 1, options={"nvgemm_epilogue_fusion": True})
+    for candidates in (10, None):
+        torch.compile(lambda x: x + 1, options={"nvgemm_epilogue_fusion": True, "nvgemm_fusion_candidates": candidates})
 
 
 def test_it_is_in_the_cache_key():
@@ -148,7 +150,7 @@ on = sys.argv[1:] == ["on"]
 code = []
 with config.patch(max_autotune_gemm=True, max_autotune_gemm_backends="ATEN,TRITON"):
     # What a compilation with the flag on leaves behind is nothing.
-    flag = {"nvgemm_epilogue_fusion": True, "nvgemm_max_profiling_configs": 1} if on else {}
+    flag = {"nvgemm_epilogue_fusion": True, "nvgemm_fusion_candidates": 1} if on else {}
     with config.patch(flag), virtual_device("H200") as device:
         torch.compile(gated, dynamic=False)(*inputs)
     assert on == ("nvgemm_" in device.code[0])

@@ -16,7 +16,7 @@ SCRIPT = """
 import torch, torch.nn.functional as F
 from nvgemm_fusion.scheduler_hooks.virtual_device import virtual_device
 options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN", "nvgemm_epilogue_fusion": True,
-           "nvgemm_fusion_force": True, "nvgemm_max_profiling_configs": 1, "shape_padding": False}
+           "nvgemm_fusion_force": True, "nvgemm_fusion_candidates": 1, "shape_padding": False}
 x, w, b = torch.randn(64, 32).bfloat16(), torch.randn(128, 32).bfloat16(), torch.randn(128).bfloat16()
 with virtual_device("H200"), torch.no_grad():
     torch.compile(lambda x, w, b: F.relu(F.linear(x, w, b)), options=options)(x, w, b)

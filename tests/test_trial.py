@@ -156,7 +156,7 @@ def test_a_candidate_that_does_harm_is_out_and_the_compile_goes_on(
     for module in (alternatives, measurement):
         monkeypatch.setattr(module, "shared_trial", lambda device: broken)
     x, w, b = (torch.randn(*size, device="cuda").to(BF16) for size in ((256, 512), (1024, 512), (1024,)))
-    with torch.no_grad(), inductor_config.patch(nvgemm_max_profiling_configs=1):
+    with torch.no_grad(), inductor_config.patch(nvgemm_fusion_candidates=1):
         result = torch.compile(lambda: F.silu(F.linear(x, w, b)))()
     exact = F.silu(F.linear(x.double(), w.double(), b.double()))
     assert ((result.double() - exact).norm() / exact.norm()).item() < 1e-2
