@@ -58,6 +58,8 @@ def connect(name: str) -> None:
             _say_what_is_missing(missing)
         else:
             _disconnect[name] = _CONNECTORS[name]()
+            with contextlib.suppress(Exception):  # it is a head start, and no more
+                _expect_kernels()
     except Exception:  # an import of Inductor must not fail because of us
         logger.warning("epilogue fusion is off: cannot connect to %s", name, exc_info=True)
 
@@ -81,8 +83,6 @@ def _connect_select_algorithm() -> Callable[[], None]:
     from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
     add_preprocessing_fn(_add_candidates)
-    with contextlib.suppress(Exception):  # it is a head start, and no more
-        _expect_kernels()
     return lambda: get_algorithm_selector_cache().preprocessing_fns.remove(_add_candidates)
 
 
@@ -151,7 +151,8 @@ def _scheduling(scheduler: Any) -> Any:
 
 def _expect_kernels() -> None:
     """Starts the compilers' imports beside Inductor's own, where no kernel is on disk yet: there will be candidates to
-    compile. Of a flag that only a single compile gets, in its options, nothing is known yet."""
+    compile. The first time with Inductor's settings, which are there long before the rest of it; once more later, for a
+    flag that was set in between. Of one that only a single compile gets, in its options, nothing is known yet."""
     from torch._inductor import config
 
     if config.nvgemm_epilogue_fusion and not missing_packages() and torch.cuda.is_initialized():

@@ -328,7 +328,6 @@ def test_inductor_for_the_cpu_is_untouched():
 
 @pytest.mark.parametrize("missing", ["", "flag", "context", "target", "package"])
 def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config, missing):
-    import torch._inductor.select_algorithm  # noqa: F401
     from nvgemm_fusion.fusion.reasons import Reason, Refusal
     from nvgemm_fusion.lowering import compiler, targets
     from nvgemm_fusion.scheduler_hooks import install
@@ -341,6 +340,26 @@ def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config
     monkeypatch.setattr(install, "missing_packages", lambda: ["quack-kernels"] * (missing == "package"))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: missing != "context")
     with inductor_config.patch(nvgemm_epilogue_fusion=missing != "flag"):
-        disconnect = install._connect_select_algorithm()
-    disconnect()
+        install._expect_kernels()
     assert expected == ([] if missing else ["kernels"])
+
+
+@pytest.mark.parametrize("set_where", ["environment", "program"])
+def test_they_are_imported_as_soon_as_the_flag_is_known(set_where):
+    script = (
+        "import torch\n"
+        "from nvgemm_fusion.lowering import compiler, targets\n"
+        "class Compiler:\n"
+        "    def expect(self):\n"
+        "        import sys\n"
+        "        print('torch._inductor.select_algorithm' in sys.modules)\n"
+        "compiler.shared_compiler = lambda workers: Compiler()\n"
+        "targets.current_target = lambda: targets.TARGETS['H200']\n"
+        "torch.cuda.is_initialized = lambda: True\n"
+        "import torch._inductor.config as config\n"
+        "config.nvgemm_epilogue_fusion = True\n"
+        "import torch._inductor.select_algorithm\n"
+    )
+    environment = {"TORCHINDUCTOR_NVGEMM_EPILOGUE_FUSION": "1"} if set_where == "environment" else {}
+    first, *_ = python(script, **environment)[0].split()
+    assert first == ("False" if set_where == "environment" else "True")
