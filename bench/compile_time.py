@@ -7,13 +7,14 @@ OUTPUT: bench/results/h200-compile-time.json, unless another is named.
 Each time is that of the first call of a compiled function in a process of its own, once torch has made its CUDA
 context. "cold": nothing is on disk but Python's bytecode, as after an installation. "warm": what a cold process left
 is, with Inductor's graphs. "changed": the same with Inductor's cache of whole graphs switched off, as when something
-else in the graph has changed: it is lowered anew, but what was measured for its GEMMs counts. Off and on take turns;
-medians. All GPUs of the machine are used, one for each graph.
+else in the graph has changed: it is lowered anew, but what was measured for its GEMMs counts. Off and on take turns, in
+every state; medians. All GPUs of the machine are used, one for each graph.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -41,7 +42,7 @@ GRAPHS = ("GPT-2 XL up", "Llama 3.1 8B gate_up", "Llama 3.1 8B decoder layer")
 SETTINGS = {"off": STOCK, "on": FUSED}
 VARIABLE = f"{ENVIRONMENT_PREFIX}NVGEMM_EPILOGUE_FUSION"
 """The flag for a whole process, as people set it: with `options` alone, nothing is known of it before Inductor runs."""
-STATES = {"cold": 1, "warm": 3, "changed": 1}
+STATES = {"cold": 1, "warm": 5, "changed": 1}
 """With the processes of each round that are measured. A warm one is short, and varies more."""
 TOKENS = 1024
 TARGETS = {"cold": 1.3, "warm": 1.0}
@@ -79,11 +80,12 @@ def measure(task: tuple[str, int, str]) -> dict[str, Any]:
     graph, rounds, bytecode = task
     seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
     for number in range(rounds):
-        for setting in list(SETTINGS)[:: 1 if number % 2 else -1]:
-            with tempfile.TemporaryDirectory() as folder:
-                for state, repeats in STATES.items():
-                    for _ in range(repeats):
-                        seconds[state][setting].append(_in_a_process(graph, setting, state, folder, bytecode))
+        with contextlib.ExitStack() as until_then:
+            folders = {name: until_then.enter_context(tempfile.TemporaryDirectory()) for name in SETTINGS}
+            turns = [state for state, repeats in STATES.items() for _ in range(repeats)]
+            for turn, state in enumerate(turns):
+                for setting in list(SETTINGS)[:: 1 if (number + turn) % 2 else -1]:
+                    seconds[state][setting].append(_in_a_process(graph, setting, state, folders[setting], bytecode))
     return {"graph": graph, **{state: _compared(seconds[state]) for state in STATES}}
 
 

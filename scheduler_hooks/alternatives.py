@@ -9,7 +9,8 @@ as a norm does with a residual. Fusing the region into the GEMM leaves them to a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -44,12 +45,12 @@ def contenders(contest: Contest) -> list[Contender] | Refusal:
         return contest.refusals[-1]
     compiling = _start_compiling(contest)
     if current_virtual_device() is not None:
-        return [_with_modelled_time(contest, entrant) for entrant in _modelled_stock(contest) + compiling()]
+        return [_with_modelled_time(contest, entrant) for entrant in (*_modelled_stock(contest), *compiling)]
     prepared = _prepared_stock(contest)
     if isinstance(prepared, Refusal):
         return prepared
     stock, workload = prepared
-    return timed(workload, contest.node.get_device(), stock + compiling())
+    return timed(workload, contest.node.get_device(), itertools.chain(stock, compiling))
 
 
 def compile_ahead(contest: Contest, wanted: Collection[str]) -> None:
@@ -87,8 +88,8 @@ def _prepared_stock(contest: Contest, wanted: Collection[str] = ()) -> tuple[lis
     return stock, workload
 
 
-def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
-    """Starts the compilation of our candidates, so that it runs while stock is timed; call the result to wait.
+def _start_compiling(contest: Contest) -> Iterator[Contender]:
+    """Starts the compilation of our candidates, so that it runs while stock is timed. Each comes when it is compiled.
 
     When regions are to be fused by force, a shorter one is compiled only if no kernel of a longer one can be had.
     """
@@ -97,22 +98,20 @@ def _start_compiling(contest: Contest) -> Callable[[], list[Contender]]:
     def submit(region: Region | None) -> list[tuple[Contender, Future]]:
         return [(entrant, compiler.submit(entrant.call.spec)) for entrant in _ours(contest, region)]
 
-    def wait(waiting: list[tuple[Contender, Future]]) -> list[Contender]:
-        return [entrant.with_kernel(future.result()) for entrant, future in waiting]
+    def compiled(waiting: list[tuple[Contender, Future]]) -> Iterator[Contender]:
+        return (entrant.with_kernel(future.result()) for entrant, future in waiting)
 
     if not config.nvgemm_fusion_force:
-        waiting = [pair for region in contest.programs for pair in submit(region)]
-        return lambda: wait(waiting)
+        return compiled([pair for region in contest.programs for pair in submit(region)])
 
-    def one_by_one() -> list[Contender]:
-        entrants: list[Contender] = []
+    def of_the_longest() -> Iterator[Contender]:
         for region in contest.programs:
-            entrants += wait(submit(region))
+            entrants = list(compiled(submit(region)))
+            yield from entrants
             if any(entrant.compiled is not None for entrant in entrants):
                 break
-        return entrants
 
-    return one_by_one
+    return of_the_longest()
 
 
 def _ours(contest: Contest, region: Region | None) -> list[Contender]:

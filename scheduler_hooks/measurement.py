@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -32,17 +32,19 @@ few rows, and such a one takes little time."""
 REST = 2.0
 """How long the GPU rests after each round of every other window, in multiples of the round. A large GEMM that follows
 another one meets lower clocks than one that comes alone, and who leads there may be behind here: both count alike."""
-TURN_LIMIT_S = 60.0
-"""After this, a process that waits for its turn on a GPU goes on: a contest takes a second or two."""
+TURN_LIMIT_S, TRIAL_TURN_LIMIT_S = 60.0, 5.0
+"""After this, a process that waits for its turn on a GPU goes on, with the windows of a contest, which take a second or
+two, or with the trial of a kernel: that is short, and who times something meanwhile notices little."""
 
 
-def timed(workload: Workload, device: torch.device, entrants: list[Contender]) -> list[Contender] | Refusal:
+def timed(workload: Workload, device: torch.device, entrants: Iterable[Contender]) -> list[Contender] | Refusal:
     """The entrants with the stopwatch's times on `device`; one that does not run, or not right, says why. Refused when
-    there is no room to time anything."""
+    there is no room to time anything. entrants: as they are compiled; those that are, are tried meanwhile."""
     store = shared_compiler(config.compile_threads).store
-    with _turn(device, store), torch.cuda.device(device):
+    with torch.cuda.device(device):
         torch.cuda.empty_cache()  # of what Inductor's own benchmarks have left, little fits what is allocated now
-        entrants = [_tried(entrant, device, store) for entrant in entrants]
+    entrants = [_tried(entrant, device, store) for entrant in entrants]
+    with _turn(device, store, TURN_LIMIT_S), torch.cuda.device(device):
         try:
             results = mean_of(_windows(workload, entrants))
         except torch.OutOfMemoryError:
@@ -63,12 +65,12 @@ def timed(workload: Workload, device: torch.device, entrants: list[Contender]) -
     return found
 
 
-def _turn(device: torch.device, store: KernelStore) -> AbstractContextManager[None]:
+def _turn(device: torch.device, store: KernelStore, limit_s: float) -> AbstractContextManager[None]:
     """Of the processes that share a GPU, those that tune take turns: each would time the other's kernels, too."""
     if config.nvgemm_fusion_force:
         return contextlib.nullcontext()
     identity = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
-    return store.lock(f"gpu-{identity}", TURN_LIMIT_S)
+    return store.lock(f"gpu-{identity}", limit_s)
 
 
 def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Contender:
@@ -76,7 +78,8 @@ def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Cont
     if entrant.compiled is None:
         return entrant
     layouts = [(view.size, view.strides, view.offset) for view in entrant.call.arguments()]
-    found = shared_trial(device).run(entrant.compiled, layouts, store)
+    with _turn(device, store, TRIAL_TURN_LIMIT_S):
+        found = shared_trial(device).run(entrant.compiled, layouts, store)
     return entrant if found is None else entrant.with_kernel(found)
 
 

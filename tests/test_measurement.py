@@ -22,9 +22,9 @@ def timed_by_name(monkeypatch, tmp_path):
     """`measurement.timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
     further one is slower by a fifth), a list of them what it says in each place, a RUN_ERROR what it refuses, any other
     Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms. In
-    every other one the GPU rests between rounds.
+    every other one the GPU rests between rounds. `events` has when each kernel of ours was compiled, and when tried.
     What Inductor's benchmarks have left in torch's allocator is gone before the workload allocates anything."""
-    outcomes, windows, emptied = {}, [], []
+    outcomes, windows, events, emptied = {}, [], [], []
 
     class Workload:
         is_released = False
@@ -67,16 +67,24 @@ def timed_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
     monkeypatch.setattr(measurement, "Stopwatch", MadeUp)
 
+    trial = types.SimpleNamespace(run=lambda kernel, layouts, store: events.append(f"{kernel} is tried"))
+    monkeypatch.setattr(measurement, "shared_trial", lambda device: trial)
+
+    def entrant(name):
+        if name == "aten":
+            return Contender(Alternative(Backend.ATEN, name), None, None)
+        events.append(f"{name} is compiled")
+        call = types.SimpleNamespace(arguments=list)
+        return Contender(Alternative(Backend.NVGEMM, name), None, None, call, compiled=name)
+
     def timed(**given):
         outcomes.update(given)
-        backend = {"aten": Backend.ATEN}
-        entrants = [Contender(Alternative(backend.get(name, Backend.NVGEMM), name), None, None) for name in given]
         workload = Workload()
-        found = measurement.timed(workload, torch.device("cuda", 0), entrants)
+        found = measurement.timed(workload, torch.device("cuda", 0), map(entrant, given))
         assert workload.is_released
         return found
 
-    timed.windows = windows
+    timed.windows, timed.events = windows, events
     return timed
 
 
@@ -86,6 +94,11 @@ def test_each_entrant_says_why_it_has_no_time(timed_by_name):
     assert first.alternative.timing == Timing(5.0) and first.alternative.status is Status.MEASURED
     assert (second.alternative.refusal, second.alternative.status) == (wrong, Status.FAILED)
     assert (third.alternative.refusal, third.alternative.status) == (crash, Status.FAILED)
+
+
+def test_a_kernel_is_tried_while_others_are_compiled(timed_by_name):
+    timed_by_name(aten=Timing(5.0), fast=Timing(4.0), slow=Timing(6.0))
+    assert timed_by_name.events == ["fast is compiled", "fast is tried", "slow is compiled", "slow is tried"]
 
 
 def test_only_who_may_be_the_fastest_is_timed_in_further_places(timed_by_name):
@@ -112,12 +125,13 @@ def test_it_is_said_which_of_inductors_kernels_cannot_be_timed(timed_by_name, ca
 
 def test_processes_that_share_a_gpu_take_turns(timed_by_name, monkeypatch):
     monkeypatch.setattr(measurement, "TURN_LIMIT_S", 0.3)
+    monkeypatch.setattr(measurement, "TRIAL_TURN_LIMIT_S", 0.2)
     started = time.monotonic()
     with KernelStore().lock("gpu-GPU-1", 10.0):  # as another process holds it
         waiting = threading.Thread(target=lambda: timed_by_name(fast=Timing(5.0)))
         waiting.start()
         waiting.join()
-    assert 0.3 <= time.monotonic() - started < 10
+    assert 0.5 <= time.monotonic() - started < 10
 
 
 def test_without_room_on_the_gpu_stock_is_left_alone(timed_by_name, monkeypatch):
