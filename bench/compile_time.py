@@ -46,6 +46,7 @@ STATES = {"cold": 1, "warm": 5, "changed": 1}
 """With the processes of each round that are measured. A warm one is short, and varies more."""
 TOKENS = 1024
 TARGETS = {"cold": 1.3, "warm": 1.0}
+LEAST_PART_S = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,21 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(task: tuple[str, int, str]) -> dict[str, Any]:
-    """The record of one graph: for each state the seconds of every round, their medians, and the ratio of those."""
+    """The record of one graph: for each state the seconds of every process, their medians, and the ratio of those; and
+    the parts of the last process."""
     graph, rounds, bytecode = task
     seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
+    parts: dict[str, dict[str, Any]] = {state: {} for state in STATES}
     for number in range(rounds):
         with contextlib.ExitStack() as until_then:
             folders = {name: until_then.enter_context(tempfile.TemporaryDirectory()) for name in SETTINGS}
             turns = [state for state, repeats in STATES.items() for _ in range(repeats)]
             for turn, state in enumerate(turns):
                 for setting in list(SETTINGS)[:: 1 if (number + turn) % 2 else -1]:
-                    seconds[state][setting].append(_in_a_process(graph, setting, state, folders[setting], bytecode))
-    return {"graph": graph, **{state: _compared(seconds[state]) for state in STATES}}
+                    found = _in_a_process(graph, setting, state, folders[setting], bytecode)
+                    seconds[state][setting].append(found["seconds"])
+                    parts[state][setting] = found["parts"]
+    return {"graph": graph, **{state: {**_compared(seconds[state]), "parts": parts[state]} for state in STATES}}
 
 
-def once(graph: str, setting: str, state: str) -> float:
-    """The seconds that the first call of `graph` takes, here and now."""
+def once(graph: str, setting: str, state: str) -> dict[str, Any]:
+    """The `seconds` that the first call of `graph` takes, here and now, and its `parts` as torch accounts for them (one
+    may be a part of another)."""
     function, inputs = _built(graph)
     torch.cuda.synchronize()
     options = {**SETTINGS[setting], "fx_graph_cache": state != "changed"}
@@ -98,10 +104,14 @@ def once(graph: str, setting: str, state: str) -> float:
         started = time.perf_counter()
         torch.compile(function, dynamic=False, options=options)(*inputs)
         torch.cuda.synchronize()
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+    from torch._dynamo.utils import compilation_time_metrics  # not before: importing it is a part of what is timed
+
+    spent = {name: round(sum(times), 2) for name, times in compilation_time_metrics.items()}
+    return {"seconds": seconds, "parts": {name: part for name, part in spent.items() if part >= LEAST_PART_S}}
 
 
-def _in_a_process(graph: str, setting: str, state: str, folder: str, bytecode: str) -> float:
+def _in_a_process(graph: str, setting: str, state: str, folder: str, bytecode: str) -> dict[str, Any]:
     """`once` in a new process, whose caches are in `folder`, and whose modules' bytecode is in `bytecode`."""
     caches = {
         "PYTHONDONTWRITEBYTECODE": "",
@@ -113,7 +123,7 @@ def _in_a_process(graph: str, setting: str, state: str, folder: str, bytecode: s
     }
     command = [sys.executable, "-m", "nvgemm_fusion.bench.compile_time", "--once", graph, setting, state]
     done = subprocess.run(command, env={**os.environ, **caches}, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _built(graph: str) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:

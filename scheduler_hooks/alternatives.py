@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import torch
+from torch._dynamo.utils import dynamo_timed
 from torch._inductor import config
 from torch._inductor.ir import ChoiceCaller
 from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
@@ -79,13 +80,14 @@ def _prepared_stock(contest: Contest, wanted: Collection[str] = ()) -> tuple[lis
     their region before."""
     device = contest.node.get_device()
     shared_trial(device).prepare()
-    stock = _stock(contest)
-    if isinstance(stock, Refusal):
-        return stock
-    workload = Workload(contest)
-    with torch.cuda.device(device):
-        workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
-    return stock, workload
+    with dynamo_timed("nvgemm_fusion.stock"):
+        stock = _stock(contest)
+        if isinstance(stock, Refusal):
+            return stock
+        workload = Workload(contest)
+        with torch.cuda.device(device):
+            workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
+        return stock, workload
 
 
 def _start_compiling(contest: Contest) -> Iterator[Contender]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
+from torch._dynamo.utils import dynamo_timed
 from torch._inductor import config
 
 from ..fusion.decision import Backend, Status, Timing
@@ -39,12 +40,15 @@ two, or with the trial of a kernel: that is short, and who times something meanw
 
 def timed(workload: Workload, device: torch.device, entrants: Iterable[Contender]) -> list[Contender] | Refusal:
     """The entrants with the stopwatch's times on `device`; one that does not run, or not right, says why. Refused when
-    there is no room to time anything. entrants: as they are compiled; those that are, are tried meanwhile."""
+    there is no room to time anything. entrants: as they are compiled; those that are, are tried meanwhile.
+
+    How long that took, torch's account of compile times knows (`torch._dynamo.utils.compile_times`)."""
     store = shared_compiler(config.compile_threads).store
     with torch.cuda.device(device):
         torch.cuda.empty_cache()  # of what Inductor's own benchmarks have left, little fits what is allocated now
-    entrants = [_tried(entrant, device, store) for entrant in entrants]
-    with _turn(device, store, TURN_LIMIT_S), torch.cuda.device(device):
+    with dynamo_timed("nvgemm_fusion.trials"):
+        entrants = [_tried(entrant, device, store) for entrant in entrants]
+    with dynamo_timed("nvgemm_fusion.windows"), _turn(device, store, TURN_LIMIT_S), torch.cuda.device(device):
         try:
             results = mean_of(_windows(workload, entrants))
         except torch.OutOfMemoryError:

@@ -160,7 +160,8 @@ def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypat
         assert os.path.isdir(folder) and os.path.isdir(bytecode)
         turns.append((setting, state))
         late = 100.0 if turns.count((setting, state)) == 1 else 0.0  # the first time of each, which a median ignores
-        return {"cold": 10.0, "warm": 2.0, "changed": 4.0}[state] * {"off": 1.0, "on": 1.25}[setting] + late
+        seconds = {"cold": 10.0, "warm": 2.0, "changed": 4.0}[state] * {"off": 1.0, "on": 1.25}[setting] + late
+        return {"seconds": seconds, "parts": {"backend_compile": seconds / 2}}
 
     monkeypatch.setattr(compile_time, "_in_a_process", in_a_process)
     row = compile_time.measure(("graph", 3, str(tmp_path)))
@@ -168,6 +169,7 @@ def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypat
     assert turns[2:6] == [("off", "warm"), ("on", "warm"), ("on", "warm"), ("off", "warm")]
     assert row["graph"] == "graph" and all(row[state]["ratio"] == 1.25 for state in compile_time.STATES)
     assert (row["warm"]["off"], row["warm"]["on"], len(row["warm"]["seconds"]["on"])) == (2.0, 2.5, 15)
+    assert row["warm"]["parts"] == {"off": {"backend_compile": 1.0}, "on": {"backend_compile": 1.25}}
 
 
 def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
