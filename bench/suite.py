@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,11 @@ def measured_row(task: Task) -> dict[str, Any]:
 
 @lru_cache(maxsize=None)
 def _other_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    # A process of multiprocessing's that ends waits for its own, which wait for work as long as their pool is open. Nor
+    # does anybody close it, unless asked to, and then before the queues, which go at a priority of 10.
+    Finalize(None, pool.shutdown, exitpriority=100)
+    return pool
 
 
 def decide(task: Task) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ import json
 import math
 import os
 import random
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -141,6 +143,21 @@ def test_a_run_that_is_given_up_or_fails_does_not_go_on(first, monkeypatch):
         next(done)
     done.close()
     assert time.monotonic() - started < 100
+
+
+def test_the_suite_comes_to_its_end(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch\n"
+        "from nvgemm_fusion.bench import gpus, suite\n"
+        "def processes(item):\n"
+        "    return os.getpid(), suite._other_process().submit(os.getpid).result()\n"
+        "if __name__ == '__main__':\n"
+        "    torch.cuda.device_count = lambda: 1\n"
+        "    print(*{number for both in gpus.over_gpus(processes, [1, 2]) for number in both})\n"
+    )
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    assert len(run.stdout.split()) == 2, run.stderr
 
 
 def test_the_constants_are_where_the_fit_leaves_them():
