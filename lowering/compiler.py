@@ -39,14 +39,14 @@ class CompiledKernel:
 
 
 class KernelCompiler:
-    """At most `workers` compilations at a time, each in a process of its own.
+    """At most `workers` compilations at a time, each in a process of its own. See `allow` to change that.
 
     `submitted` and `finished` count requests, for whoever shows progress.
     """
 
     def __init__(self, store: KernelStore, workers: int) -> None:
         self.store = store
-        self._threads = ThreadPoolExecutor(max(1, workers), thread_name_prefix="nvgemm-compile")
+        self._limit, self._threads = workers, _threads(workers)
         # No GPU: a compile needs none, and a process with a CUDA context would cost device memory. And no threads of
         # numpy's, which would not survive a fork.
         environment = {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1"}
@@ -59,6 +59,13 @@ class KernelCompiler:
         self.submitted = 0
         self.finished = 0
         atexit.register(self.close)
+
+    def allow(self, workers: int) -> None:
+        """Has at most `workers` compilations run at a time from now on. What was submitted before goes on as it was."""
+        with self._lock:
+            if workers != self._limit:
+                self._threads.shutdown(wait=False)
+                self._limit, self._threads = workers, _threads(workers)
 
     def expect(self, spec: KernelSpec | None = None) -> None:
         """Starts the imports of the compilers, which take seconds, when `spec` is not in the store; without one, when
@@ -167,14 +174,21 @@ class KernelCompiler:
                 self._workers.remove(worker)
 
 
+def _threads(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, workers), thread_name_prefix="nvgemm-compile")
+
+
 _compiler: KernelCompiler | None = None
 _compiler_lock = threading.Lock()
 
 
-def shared_compiler(workers: int) -> KernelCompiler:
-    """The compiler of this process over the default store. `workers` counts on the first call."""
+def shared_compiler(workers: int | None = None) -> KernelCompiler:
+    """The compiler of this process over the default store. `workers` counts from now on; without it, who has said it
+    last, or 1."""
     global _compiler
     with _compiler_lock:
         if _compiler is None or _compiler.store.directory != KernelStore().directory:
-            _compiler = KernelCompiler(KernelStore(), workers)
+            _compiler = KernelCompiler(KernelStore(), workers or 1)
+        elif workers is not None:
+            _compiler.allow(workers)
     return _compiler

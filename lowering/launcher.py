@@ -46,7 +46,7 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     "always" compare the first result of the kernel, or each, with the reference.
     """
     spec = KernelSpec.from_json(json.loads(spec_json))
-    compiler = shared_compiler(workers=1)
+    compiler = shared_compiler()
     launch = _load(spec, compiler)
     if isinstance(launch, Refusal):
         logger.warning("torch computes, slower, what %s would: %s", spec.candidate, launch)

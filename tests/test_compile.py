@@ -294,6 +294,33 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.05)
 
 
+def test_how_many_compile_at_a_time_may_change(lone_compiler, monkeypatch):
+    running, most = [], []
+
+    def compiled(spec):
+        running.append(spec)
+        most.append(len(running))
+        time.sleep(0.2)
+        running.remove(spec)
+
+    monkeypatch.setattr(lone_compiler, "_compile", compiled)
+    specs = [spec_of(Candidate(QUACK, 64, tile_n)) for tile_n in (32, 64, 96, 128)]
+    for workers in (1, 3, 2):
+        lone_compiler.allow(workers)
+        most.clear()
+        lone_compiler.compile(specs)
+        assert max(most) == workers
+
+
+def test_of_the_shared_compiler_who_asked_last_says_it(store, monkeypatch):
+    """A graph that is found in Inductor's cache loads its kernels first, and knows nothing of `compile_threads`."""
+    monkeypatch.setenv("NVGEMM_FUSION_CACHE_DIR", str(store.directory.parent))
+    monkeypatch.setattr(compiler_module, "_compiler", None)
+    compiler = compiler_module.shared_compiler()
+    assert compiler._limit == 1 and compiler_module.shared_compiler(3) is compiler
+    assert compiler_module.shared_compiler()._limit == 3
+
+
 def test_a_worker_that_hangs_is_ended_and_its_candidate_banned(lone_compiler, monkeypatch):
     monkeypatch.setattr(compiler_module, "TIME_LIMIT_S", 0.2)  # less than the import of the compilers
     refusal = lone_compiler.compile([spec_of()])[0]

@@ -283,7 +283,7 @@ def load(store, monkeypatch):
     load.compiled = 0
     compiler = KernelCompiler(store, workers=1)
     monkeypatch.setattr(compiler._nursery, "worker", Worker)
-    monkeypatch.setattr(launchers, "shared_compiler", lambda workers: compiler)
+    monkeypatch.setattr(launchers, "shared_compiler", lambda: compiler)
     yield load
     launchers.load_kernel.cache_clear()
     compiler.close()

@@ -168,7 +168,7 @@ def test_a_kernel_that_is_wrong_is_never_compiled_or_used_again(tmp_path, monkey
     staged.write_bytes(b"object")
     store.put(spec(), staged, {})
     compiler = KernelCompiler(store, workers=1)
-    monkeypatch.setattr(launchers, "shared_compiler", lambda workers: compiler)
+    monkeypatch.setattr(launchers, "shared_compiler", lambda: compiler)
     monkeypatch.setattr(launchers, "bind", lambda compiled: lambda *tensors: [t.zero_() for t in tensors[-2:]])
     launchers.load_kernel.cache_clear()
     description = json.dumps(spec().to_json())
