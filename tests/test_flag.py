@@ -347,19 +347,16 @@ def test_the_compilers_are_imported_beside_inductor(monkeypatch, inductor_config
 @pytest.mark.parametrize("set_where", ["environment", "program"])
 def test_they_are_imported_as_soon_as_the_flag_is_known(set_where):
     script = (
-        "import torch\n"
-        "from nvgemm_fusion.lowering import compiler, targets\n"
-        "class Compiler:\n"
-        "    def expect(self):\n"
-        "        import sys\n"
-        "        print('torch._inductor.select_algorithm' in sys.modules)\n"
-        "compiler.shared_compiler = lambda workers: Compiler()\n"
-        "targets.current_target = lambda: targets.TARGETS['H200']\n"
-        "torch.cuda.is_initialized = lambda: True\n"
+        "import sys, torch\n"
+        "from nvgemm_fusion.scheduler_hooks import install\n"
+        "def expect_kernels():\n"
+        "    from torch._inductor import config\n"
+        "    print(config.nvgemm_epilogue_fusion, 'torch._inductor.select_algorithm' in sys.modules)\n"
+        "install._expect_kernels = expect_kernels\n"
         "import torch._inductor.config as config\n"
         "config.nvgemm_epilogue_fusion = True\n"
         "import torch._inductor.select_algorithm\n"
     )
     environment = {"TORCHINDUCTOR_NVGEMM_EPILOGUE_FUSION": "1"} if set_where == "environment" else {}
-    first, *_ = python(script, **environment)[0].split()
-    assert first == ("False" if set_where == "environment" else "True")
+    first, second, *_ = python(script, **environment)[0].splitlines()
+    assert (first, second) == (f"{bool(environment)} False", "True True")
