@@ -89,8 +89,8 @@ def measured_row(task: Task) -> dict[str, Any]:
 @lru_cache(maxsize=None)
 def _other_process() -> ProcessPoolExecutor:
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    # A process of multiprocessing's that ends waits for its own, which wait for work as long as their pool is open. Nor
-    # does anybody close it, unless asked to, and then before the queues, which go at a priority of 10.
+    # A process that multiprocessing has started waits at its end for those that it has started, and they wait for work
+    # until their pool is closed. So it is closed then, and before its queues are, which is at a priority of 10.
     Finalize(None, pool.shutdown, exitpriority=100)
     return pool
 
