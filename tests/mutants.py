@@ -233,6 +233,20 @@ MUTANTS = (
         "tests/test_pass.py",
     ),
     Mutant(
+        "after a graph that was cached, kernels compile one by one",
+        "lowering/compiler.py",
+        "            _compiler.allow(workers)",
+        "            pass",
+        "tests/test_compile.py",
+    ),
+    Mutant(
+        "a kernel is tried when the last is compiled",
+        "scheduler_hooks/measurement.py",
+        "_tried(entrant, device, store) for entrant in entrants]",
+        "_tried(entrant, device, store) for entrant in list(entrants)]",
+        "tests/test_measurement.py",
+    ),
+    Mutant(
         "who is far behind is timed in every place of B",
         "scheduler_hooks/measurement.py",
         "competing = _finalists(windows)",
