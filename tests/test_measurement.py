@@ -125,7 +125,7 @@ def test_a_contest_with_nobody_near_the_fastest_is_over(timed_by_name):
 
 def test_it_is_said_which_of_inductors_kernels_cannot_be_timed(timed_by_name, caplog):
     timed_by_name(fast=Timing(5.0), quack=Refusal(Reason.RUN_ERROR, "AttributeError: no"))
-    assert not [record for record in caplog.records if record.name == "nvgemm_fusion"]
+    assert not [record for record in caplog.records if record.name != "torch.__trace"]  # which times the contest
     timed_by_name(aten=Refusal(Reason.RUN_ERROR, "AttributeError: no"), fast=Timing(5.0))
     assert "aten of Inductor's cannot be timed" in caplog.text and "AttributeError" in caplog.text
 
