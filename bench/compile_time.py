@@ -50,7 +50,7 @@ LEAST_PART_S = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and writes the result."""
+    """Measures and writes the result. Exits with 1 when a graph could not be measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--rounds", type=int, default=3)
@@ -69,16 +69,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _in_a_process(GRAPHS[0], setting, "cold", folder, bytecode)
         longest_first = [graph for graph in reversed(GRAPHS) if graph in options.graphs]
         todo = [(graph, options.rounds, bytecode) for graph in longest_first]
+        failed = 0
         for row in track(over_gpus(measure, todo), "graphs", len(todo), disable=not sys.stderr.isatty()):
+            if "failed" in row:
+                print(f"{row['graph']}: {row['failed']} failed; what it said is above", flush=True)
+                failed += 1
+                continue
             rows.append(row)
             rows.sort(key=lambda row: GRAPHS.index(row["graph"]))
             write_rows(options.output, about, "rows", rows)
             print(f"{row['graph']}: " + ", ".join(_said(state, row[state]) for state in STATES), flush=True)
+    sys.exit(1 if failed else 0)
 
 
 def measure(task: tuple[str, int, str]) -> dict[str, Any]:
     """The record of one graph: for each state the seconds of every process, their medians, and the ratio of those; and
-    the parts of the last process."""
+    the parts of the last process. Where a process fails, which one: the other graphs are worth their minutes."""
     graph, rounds, bytecode = task
     seconds = {state: {setting: [] for setting in SETTINGS} for state in STATES}
     parts: dict[str, dict[str, Any]] = {state: {} for state in STATES}
@@ -88,7 +94,10 @@ def measure(task: tuple[str, int, str]) -> dict[str, Any]:
             turns = [state for state, repeats in STATES.items() for _ in range(repeats)]
             for turn, state in enumerate(turns):
                 for setting in list(SETTINGS)[:: 1 if (number + turn) % 2 else -1]:
-                    found = _in_a_process(graph, setting, state, folders[setting], bytecode)
+                    try:
+                        found = _in_a_process(graph, setting, state, folders[setting], bytecode)
+                    except subprocess.CalledProcessError:
+                        return {"graph": graph, "failed": f"{state} with the flag {setting}"}
                     seconds[state][setting].append(found["seconds"])
                     parts[state][setting] = found["parts"]
     return {"graph": graph, **{state: {**_compared(seconds[state]), "parts": parts[state]} for state in STATES}}

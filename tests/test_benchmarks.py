@@ -189,6 +189,23 @@ def test_compile_times_are_taken_in_turn_and_compared_by_their_medians(monkeypat
     assert row["warm"]["parts"] == {"off": {"backend_compile": 1.0}, "on": {"backend_compile": 1.25}}
 
 
+def test_a_graph_that_cannot_be_measured_costs_no_other(monkeypatch, tmp_path, capsys):
+    def in_a_process(graph, setting, state, folder, bytecode):
+        if (graph, setting, state) == (compile_time.GRAPHS[2], "off", "warm"):
+            raise subprocess.CalledProcessError(1, "python")
+        return {"seconds": 1.0, "parts": {}}
+
+    monkeypatch.setattr(compile_time, "_in_a_process", in_a_process)
+    monkeypatch.setattr(compile_time, "over_gpus", lambda function, items: map(function, items))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    with pytest.raises(SystemExit, match="1"):
+        compile_time.main([str(tmp_path / "times.json"), "--rounds", "1"])
+    rows = json.loads((tmp_path / "times.json").read_text())["rows"]
+    assert [row["graph"] for row in rows] == list(compile_time.GRAPHS[:2])
+    assert f"{compile_time.GRAPHS[2]}: warm with the flag off failed" in capsys.readouterr().out
+
+
 def test_the_tensors_of_a_layer_lie_in_several_places(monkeypatch):
     class MadeUp:
         def __init__(self, rounds, budget_ms):
