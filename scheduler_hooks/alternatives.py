@@ -64,9 +64,15 @@ def compile_ahead(contest: Contest, wanted: Collection[str]) -> None:
                 compiler.prepare(entrant.call.spec)
 
 
+def time_stock_ahead(contest: Contest) -> None:
+    """Has Inductor time its choices, as `contenders` would: of all GEMMs before anything is compiled beside that."""
+    if contest.programs and current_virtual_device() is None:
+        _timed_stock(contest)
+
+
 def compile_stock_ahead(contest: Contest, wanted: Collection[str]) -> None:
-    """The same of Inductor's kernels: `contenders` compiles them, too, and finds them in Inductor's caches. First
-    Inductor times its choices, as it would then."""
+    """Starts the compilation of Inductor's kernels: `contenders` compiles them, too, and finds them in Inductor's
+    caches."""
     if contest.programs and current_virtual_device() is None:
         _prepared_stock(contest, wanted)
 
@@ -78,16 +84,20 @@ def _is_free(region: Region | None, wanted: Collection[str]) -> bool:
 def _prepared_stock(contest: Contest, wanted: Collection[str] = ()) -> tuple[list[Contender], Workload] | Refusal:
     """Stock's entrants, and the workload in which their kernels are being compiled, as far as nobody may take a node of
     their region before."""
-    device = contest.node.get_device()
-    shared_trial(device).prepare()
+    stock = _timed_stock(contest)
+    if isinstance(stock, Refusal):
+        return stock
+    workload = Workload(contest)
+    with torch.cuda.device(contest.node.get_device()):
+        workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
+    return stock, workload
+
+
+def _timed_stock(contest: Contest) -> list[Contender] | Refusal:
+    """Stock's entrants, once Inductor has timed its choices. Meanwhile the process starts in which ours run first."""
+    shared_trial(contest.node.get_device()).prepare()
     with dynamo_timed("nvgemm_fusion.stock"):
-        stock = _stock(contest)
-        if isinstance(stock, Refusal):
-            return stock
-        workload = Workload(contest)
-        with torch.cuda.device(device):
-            workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
-        return stock, workload
+        return _stock(contest)
 
 
 def _start_compiling(contest: Contest) -> Iterator[Contender]:

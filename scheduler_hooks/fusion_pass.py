@@ -26,7 +26,7 @@ from ..fusion.regions import RegionSearch, find_regions, producers
 from ..lowering.packages import versions
 from ..lowering.targets import Target
 from . import torch_versions, tuning
-from .alternatives import compile_ahead, compile_stock_ahead, contenders
+from .alternatives import compile_ahead, compile_stock_ahead, contenders, time_stock_ahead
 from .capture import BufferAccess, RegionCapture
 from .choices import NvgemmChoice, graph_name, is_enabled, origin, publish, target_of_graph
 from .contest import Contender, Contest
@@ -107,6 +107,9 @@ def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[Base
     # The last first: of GEMMs that look alike, Inductor compiles the choices of the first alone, and drops from its
     # list alone what does not compile. The others would miss a time for that, and have all choices timed again.
     for gemm in reversed(contests):
+        with _only_a_warning(gemm):
+            time_stock_ahead(contests[gemm][0])
+    for gemm in contests:
         with _only_a_warning(gemm):
             compile_stock_ahead(*contests[gemm])
 

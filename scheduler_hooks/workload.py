@@ -12,11 +12,9 @@ of a kernel that waits for it by 1 to 3 percent, and not of each kernel alike
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +22,6 @@ import torch
 from torch._dynamo.testing import rand_strided
 from torch._dynamo.utils import preserve_rng_state
 from torch._inductor import config
-from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.select_algorithm import ExternKernelCaller
 from torch._inductor.virtualized import V
@@ -44,8 +41,10 @@ PLACES = 8
 """In which B may lie, at equal distances. They overlap: tuning may take twice the memory of the tensors, no more."""
 ALIGNMENT_BYTES = 512
 """Of a place, as of what torch's allocator gives."""
-POOL_LIMIT_S = 60.0
-"""Inductor's pool of processes takes seconds to start. After this, kernels are compiled without it."""
+
+_compiling_here: set[Future] = set()
+"""What threads of this process compile, because Inductor's pool of processes takes seconds to start (torch 2.15 starts
+it with the first choice that it compiles). They share the interpreter with whatever times a kernel."""
 
 
 def place_starts(room: int, extent: int, alignment: int) -> range:
@@ -66,11 +65,13 @@ class Workload:
 
     def prepare(self, entrants: Sequence[Contender]) -> list[Prepared]:
         """What `runs` takes of each entrant. Starts the compilation of Inductor's kernels for all of them, side by
-        side, which may be long before `runs` waits for it."""
+        side, which may be long before `runs` waits for it. Nothing is to be timed until then."""
         return [self._prepared(entrant) for entrant in entrants]
 
     def runs(self, prepared: Sequence[Prepared]) -> list[Run | Refusal]:
-        """Each entrant as a function, for B where it lies now, or why it has none (a kernel that does not load)."""
+        """Each entrant as a function, for B where it lies now, or why it has none (a kernel that does not load). By
+        then, nothing is being compiled in this process, for whatever contest."""
+        wait(tuple(_compiling_here))
         return [_made(kernels) for kernels in prepared]
 
     def places(self) -> Iterator[None]:
@@ -152,6 +153,9 @@ class Workload:
         if key not in self._making:
             future, module = self.contest.node.scheduler.compile_kernel(list(nodes))
             compiled = _threads().submit(_compile, future, module)
+            if future is None:
+                _compiling_here.add(compiled)
+                compiled.add_done_callback(_compiling_here.discard)
 
             def make() -> Run:
                 if key not in self._bound:
@@ -213,16 +217,8 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _compile(future: Future | None, module: ModuleType) -> None:
-    """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does, in seconds.
-
-    future: its compilation in a process of Inductor's pool. There is none while the pool still starts; that is worth
-    waiting for, since a thread that compiles here shares the interpreter with what times kernels.
-    """
-    if future is None:
-        with contextlib.suppress(TimeoutError):
-            AsyncCompile.wait_pool_ready(POOL_LIMIT_S)
-        if AsyncCompile.use_process_pool():
-            future = AsyncCompile().triton("triton_", Path(module.__file__).read_text(encoding="utf-8"))
+    """Has a kernel of Inductor's compiled and loaded, which otherwise its first run does. future: its compilation in a
+    process of Inductor's pool, None where that is not there (yet)."""
     if future is not None:
         future.result()
     module.triton_.precompile()  # what the process has compiled is found on disk

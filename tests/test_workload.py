@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import gc
+import threading
+import time
 import types
 import weakref
 
@@ -23,10 +24,10 @@ def events():
 
 
 @pytest.fixture
-def made_up(events, monkeypatch, tmp_path):
+def made_up(events, monkeypatch):
     """A workload whose contest has the nodes a, b and c around a GEMM, each of which Inductor makes a kernel of: a
-    before it, and after it b, or c where a region is fused; c does not compile. Inductor's pool of processes starts
-    after a was asked for, and compiles it, if there is one at all: `made_up.pool.is_there`."""
+    before it, and after it b, or c where a region is fused; c does not compile. Inductor's pool of processes is there
+    after a was asked for."""
 
     def node(name):
         return types.SimpleNamespace(get_name=lambda: name, get_nodes=lambda: [nodes[name]])
@@ -41,8 +42,6 @@ def made_up(events, monkeypatch, tmp_path):
                 raise RuntimeError("no such instruction")
 
         module = types.SimpleNamespace(get_args=lambda: (), call=lambda arguments: events.append(("run", names)))
-        module.__file__ = tmp_path / names
-        module.__file__.write_text(names)
         module.triton_ = types.SimpleNamespace(precompile=lambda: events.append(("load", names)))
         return None if names == "a" else types.SimpleNamespace(result=result), module
 
@@ -54,45 +53,22 @@ def made_up(events, monkeypatch, tmp_path):
         separate=lambda region: ("a", "b" if region is None else "c"),
     )
 
-    class Pool:
-        is_there = True
-
-        @classmethod
-        def wait_pool_ready(cls, limit_s):
-            events.append(("starts", "a"))
-            if not cls.is_there:
-                raise concurrent.futures.TimeoutError
-
-        @classmethod
-        def use_process_pool(cls):
-            return cls.is_there
-
-        def triton(self, name, source):
-            events.append(("pool", source))
-            return types.SimpleNamespace(result=lambda: events.append(("wait", source)))
-
-    monkeypatch.setattr(workload, "AsyncCompile", Pool)
     monkeypatch.setattr(workload, "grouped", lambda group: group)
     monkeypatch.setattr(Workload, "_stock_gemm", lambda self, choice: lambda: events.append(("gemm", choice)))
     monkeypatch.setattr(Workload, "_adopt", lambda self, arguments, nodes: arguments)
     monkeypatch.setattr(Workload, "_fused_triton", lambda self, entrant: lambda: lambda: None)
-    made_up = Workload(contest)
-    made_up.pool = Pool
-    return made_up
+    return Workload(contest)
 
 
 def stock(choice, region=None):
     return Contender(Alternative(Backend.ATEN, choice), region, choice)
 
 
-@pytest.mark.parametrize("pool", [True, False])
-def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, pool):
-    made_up.pool.is_there = pool
+def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events):
     prepared = made_up.prepare([stock("mm"), stock("bmm")])
     first, second = made_up.runs(prepared)
     assert [name for what, name in events if what == "compile"] == ["a", "b"]
-    compiled = ["pool", "wait"] if pool else []
-    assert [what for what, name in events if name == "a"] == ["compile", "starts", *compiled, "load"]
+    assert [what for what, name in events if name == "a"] == ["compile", "load"]
     assert [what for what, name in events if name == "b"] == ["compile", "wait", "load"]
     events.clear()
     first()
@@ -103,6 +79,25 @@ def test_kernels_are_compiled_side_by_side_each_of_them_once(made_up, events, po
     for run in made_up.runs(prepared):
         run()
     assert events == ran
+
+
+def test_nothing_is_timed_while_this_process_compiles(made_up, events, monkeypatch):
+    """Whatever it compiles for: a contest that comes later has begun with it."""
+    starts, compile_kernel = threading.Event(), made_up.contest.node.scheduler.compile_kernel
+
+    def slowly(of):
+        future, module = compile_kernel(of)
+        load = module.triton_.precompile
+        module.triton_.precompile = lambda: (starts.wait(60), time.sleep(0.1), load())
+        return future, module
+
+    other = Workload(made_up.contest)
+    with monkeypatch.context() as patch:
+        patch.setattr(made_up.contest.node.scheduler, "compile_kernel", slowly)
+        other.prepare([stock("mm")])
+    assert ("load", "a") not in events
+    starts.set()
+    assert made_up.runs([]) == [] and ("load", "a") in events
 
 
 @pytest.fixture
