@@ -70,26 +70,25 @@ def time_stock_ahead(contest: Contest) -> None:
         _timed_stock(contest)
 
 
-def compile_stock_ahead(contest: Contest, wanted: Collection[str]) -> None:
+def compile_stock_ahead(contest: Contest) -> None:
     """Starts the compilation of Inductor's kernels: `contenders` compiles them, too, and finds them in Inductor's
     caches."""
     if contest.programs and current_virtual_device() is None:
-        _prepared_stock(contest, wanted)
+        _prepared_stock(contest)
 
 
 def _is_free(region: Region | None, wanted: Collection[str]) -> bool:
     return region is None or not set(region.nodes).intersection(wanted)
 
 
-def _prepared_stock(contest: Contest, wanted: Collection[str] = ()) -> tuple[list[Contender], Workload] | Refusal:
-    """Stock's entrants, and the workload in which their kernels are being compiled, as far as nobody may take a node of
-    their region before."""
+def _prepared_stock(contest: Contest) -> tuple[list[Contender], Workload] | Refusal:
+    """Stock's entrants, and the workload in which the kernels are being compiled of those that do not wait."""
     stock = _timed_stock(contest)
     if isinstance(stock, Refusal):
         return stock
     workload = Workload(contest)
     with torch.cuda.device(contest.node.get_device()):
-        workload.prepare([entrant for entrant in stock if _is_free(entrant.region, wanted)])
+        workload.prepare([entrant for entrant in stock if not entrant.waits])
     return stock, workload
 
 
@@ -151,8 +150,16 @@ def our_contender(contest: Contest, region: Region | None, candidate: Candidate)
 
 
 def stock_contender(contest: Contest, region: Region | None, choice: ChoiceCaller) -> Contender:
-    """One of Inductor's own choices, with `region` fused (a Triton template's) or with nothing."""
-    return Contender(_alternative(contest, backend_of(choice), choice.name, region), region, choice)
+    """One of Inductor's own choices, with `region` fused (a Triton template's) or with nothing.
+
+    A template with a region waits. To compile it takes longer than any other kernel of a contest (Triton 3.9 needs 4 s
+    and more for a tile of 128 x 256), and it is no faster than the template alone, which does less; unless that writes
+    more, as a product in bfloat16 is more than a result in float8.
+    """
+    alternative = _alternative(contest, backend_of(choice), choice.name, region)
+    stored = () if region is None else [contest.nodes[name].node.get_dtype().itemsize for name in region.stored]
+    waits = sum(stored) >= contest.node.node.get_dtype().itemsize
+    return Contender(alternative, region, choice, waits=waits)
 
 
 def backend_of(choice: ChoiceCaller) -> Backend:

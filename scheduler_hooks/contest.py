@@ -81,13 +81,15 @@ class Contest:
 
 @dataclass(frozen=True)
 class Contender:
-    """An alternative, and what it takes to apply it: a stock choice or a kernel call, and the region fused."""
+    """An alternative, and what it takes to apply it: a stock choice or a kernel call, and the region fused. waits:
+    whether it is compiled only when the choice alone, without the region, is faster than any other alternative."""
 
     alternative: Alternative
     region: Region | None
     choice: Any
     call: KernelCall | None = None
     compiled: CompiledKernel | None = None
+    waits: bool = False
 
     def with_kernel(self, compiled: CompiledKernel | Refusal) -> Contender:
         """The same with its kernel, or out of the contest with the reason why it has none."""

@@ -111,7 +111,7 @@ def _start_ahead(choices: Mapping[SchedulerNode, NvgemmChoice], nodes: list[Base
             time_stock_ahead(contests[gemm][0])
     for gemm in contests:
         with _only_a_warning(gemm):
-            compile_stock_ahead(*contests[gemm])
+            compile_stock_ahead(contests[gemm][0])
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from ..lowering.store import KernelStore
 from ..lowering.trial import shared_trial
 from .contest import Contender
 from .stopwatch import Stopwatch, Timed, mean_of
-from .workload import Workload
+from .workload import Prepared, Workload
 
 logger = logging.getLogger("nvgemm_fusion")
 
@@ -56,17 +56,19 @@ def timed(workload: Workload, device: torch.device, entrants: Iterable[Contender
         finally:
             workload.release()
             torch.cuda.empty_cache()  # gives back the room that was needed
-    found = []
-    for entrant, result in zip(entrants, results.values()):
-        alternative = entrant.alternative
-        if isinstance(result, Timing):
-            alternative = replace(alternative, timing=result)
-        elif alternative.status is not Status.FAILED:
-            alternative = replace(alternative, status=Status.FAILED, refusal=result)
-            if alternative.backend is not Backend.NVGEMM:
-                logger.warning("%s of Inductor's cannot be timed: %s", alternative.candidate, result.explanation)
-        found.append(replace(entrant, alternative=alternative))
-    return found
+    return [_with_result(entrant, results[number]) for number, entrant in enumerate(entrants)]
+
+
+def _with_result(entrant: Contender, result: Timed) -> Contender:
+    alternative = entrant.alternative
+    if isinstance(result, Timing):
+        return replace(entrant, alternative=replace(alternative, timing=result))
+    if alternative.status is Status.FAILED:
+        return entrant
+    status = Status.PRUNED if result.reason is Reason.SLOWER else Status.FAILED
+    if status is Status.FAILED and alternative.backend is not Backend.NVGEMM:
+        logger.warning("%s of Inductor's cannot be timed: %s", alternative.candidate, result.explanation)
+    return replace(entrant, alternative=replace(alternative, status=status, refusal=result))
 
 
 def _turn(device: torch.device, store: KernelStore, limit_s: float) -> AbstractContextManager[None]:
@@ -89,19 +91,50 @@ def _tried(entrant: Contender, device: torch.device, store: KernelStore) -> Cont
 
 def _windows(workload: Workload, entrants: Sequence[Contender]) -> list[dict[int, Timed]]:
     """What the stopwatch says of `entrants`, by their numbers: of all in the first place of B, in the others of those
-    that may still turn out to be the fastest. Raises torch.OutOfMemoryError when there is no room for it, or for B."""
-    budget_ms = config.nvgemm_fusion_benchmark_ms
+    that may still turn out to be the fastest. Those that wait join them in the first place, if they may. Raises
+    torch.OutOfMemoryError when there is no room for it, or for B."""
+    budget_ms, fewest = config.nvgemm_fusion_benchmark_ms, FEWEST_PLACES
     stopwatch = Stopwatch(ROUNDS, budget_ms / FEWEST_PLACES)
-    prepared = workload.prepare(entrants)
+    late = {number: entrant for number, entrant in enumerate(entrants) if entrant.waits}
+    competing = [number for number in range(len(entrants)) if number not in late]
+    prepared = dict(zip(competing, workload.prepare([entrants[number] for number in competing])))
     windows: list[dict[int, Timed]] = []
-    competing: Sequence[int] = range(len(entrants))
-    for number, _ in enumerate(workload.places()):
-        runs = workload.runs([prepared[i] for i in competing])
-        windows.append(dict(zip(competing, stopwatch.time(runs, REST * (number % 2)))))
-        competing = _finalists(windows)
-        if len(competing) < 2 or (stopwatch.spent_ms > budget_ms and len(windows) >= FEWEST_PLACES):
+
+    def time(numbers: Sequence[int]) -> list[int]:
+        runs = workload.runs([prepared[number] for number in numbers])
+        windows.append(dict(zip(numbers, stopwatch.time(runs, REST * (len(windows) % 2)))))
+        return _finalists(windows)
+
+    for place, _ in enumerate(workload.places()):
+        competing = time(competing)
+        if place == 0 and late:
+            leader = min(competing, key=lambda number: windows[0][number].us, default=None)
+            windows[0].update(_pruned(late, None if leader is None else prepared[leader], workload, stopwatch))
+            joining = [number for number in late if number not in windows[0]]
+            if joining:
+                prepared.update(zip(joining, workload.prepare([late[number] for number in joining])))
+                competing = time([*competing, *joining])
+                fewest += 1  # which the others have more
+        if len(competing) < 2 or (stopwatch.spent_ms > budget_ms and len(windows) >= fewest):
             break
     return windows
+
+
+def _pruned(
+    late: Mapping[int, Contender], leader: Prepared | None, workload: Workload, stopwatch: Stopwatch
+) -> dict[int, Refusal]:
+    """Who of `late` need not be compiled, with the reason: the choice alone takes longer than `leader`, the fastest so
+    far, for everything. In a window of their own: beside a part of an alternative, all others would look slow."""
+    if leader is None:
+        return {}
+    choices = list(dict.fromkeys(entrant.choice for entrant in late.values()))
+    whole, *parts = stopwatch.time(workload.runs([leader, *map(workload.gemm_alone, choices)]))
+    slower = {
+        choice: Refusal(Reason.SLOWER, f"its GEMM alone takes {part.us / whole.us:.3f} of another's time")
+        for choice, part in zip(choices, parts)
+        if isinstance(whole, Timing) and isinstance(part, Timing) and part.us > whole.us
+    }
+    return {number: slower[entrant.choice] for number, entrant in late.items() if entrant.choice in slower}
 
 
 def _finalists(windows: Sequence[Mapping[int, Timed]]) -> list[int]:

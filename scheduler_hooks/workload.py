@@ -68,6 +68,10 @@ class Workload:
         side, which may be long before `runs` waits for it. Nothing is to be timed until then."""
         return [self._prepared(entrant) for entrant in entrants]
 
+    def gemm_alone(self, choice: Any) -> Prepared:
+        """What `runs` takes of a stock choice without any node. There is nothing to compile."""
+        return [functools.partial(self._stock_gemm, choice)]
+
     def runs(self, prepared: Sequence[Prepared]) -> list[Run | Refusal]:
         """Each entrant as a function, for B where it lies now, or why it has none (a kernel that does not load). By
         then, nothing is being compiled in this process, for whatever contest."""

@@ -249,16 +249,30 @@ MUTANTS = (
     Mutant(
         "who is far behind is timed in every place of B",
         "scheduler_hooks/measurement.py",
-        "competing = _finalists(windows)",
-        "competing = list(windows[0])",
+        "return _finalists(windows)",
+        "return list(windows[0])",
         "tests/test_measurement.py",
     ),
     Mutant(
         "a contest is held on a GPU that never rests",
         "scheduler_hooks/measurement.py",
-        "stopwatch.time(runs, REST * (number % 2))",
+        "stopwatch.time(runs, REST * (len(windows) % 2))",
         "stopwatch.time(runs, 0.0)",
         "tests/test_measurement.py",
+    ),
+    Mutant(
+        "a template is compiled with a region, though it takes longer without",
+        "scheduler_hooks/measurement.py",
+        "isinstance(part, Timing) and part.us > whole.us",
+        "isinstance(part, Timing) and False",
+        "tests/test_measurement.py",
+    ),
+    Mutant(
+        "kernels are timed while this process compiles others",
+        "scheduler_hooks/workload.py",
+        "        wait(tuple(_compiling_here))",
+        "        pass",
+        "tests/test_workload.py",
     ),
     Mutant(
         "a contest is decided with B in one place",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import types
@@ -22,9 +23,10 @@ from torch._dynamo.utils import compilation_time_metrics
 def timed_by_name(monkeypatch, tmp_path):
     """`measurement.timed` of entrants by name: a Timing is what the stopwatch says of it in the first place of B (each
     further one is slower by a fifth), a list of them what it says in each place, a RUN_ERROR what it refuses, any other
-    Refusal what the workload does. Its attribute `windows` has who was timed together; each of them takes 40 ms. In
-    every other one the GPU rests between rounds. `events` has when each kernel of ours was compiled, and when tried.
-    What Inductor's benchmarks have left in torch's allocator is gone before the workload allocates anything."""
+    Refusal what the workload does. `alone`: the same for the templates whose entrants wait. Its attribute `windows` has
+    who was timed together; each of them takes 40 ms. In every other one the GPU rests between rounds, but for that of
+    templates alone. `events` has when each kernel of ours was compiled, and when tried. What Inductor's benchmarks have
+    left in torch's allocator is gone before the workload allocates anything."""
     outcomes, windows, events, emptied = {}, [], [], []
 
     class Workload:
@@ -39,7 +41,12 @@ def timed_by_name(monkeypatch, tmp_path):
 
         def prepare(self, entrants):
             assert emptied
-            return [entrant.alternative.candidate for entrant in entrants]
+            names = [entrant.alternative.candidate for entrant in entrants]
+            events.extend(f"{name} is compiled" for name in names if name.startswith("triton"))
+            return names
+
+        def gemm_alone(self, choice):
+            return f"{choice} alone"
 
         def runs(self, names):
             windows.append(names)
@@ -55,10 +62,10 @@ def timed_by_name(monkeypatch, tmp_path):
     class MadeUp:
         def __init__(self, rounds, budget_ms):
             assert (rounds, budget_ms) == (10, 75)
-            self.spent_ms = 0
+            self.spent_ms, self.rests = 0, itertools.cycle([0.0, measurement.REST])
 
-        def time(self, runs, rest):
-            assert rest == (measurement.REST if self.spent_ms % 80 else 0.0)
+        def time(self, runs, rest=None):
+            assert rest is None or rest == next(self.rests)
             self.spent_ms += 40
             return [run if isinstance(run, Refusal) else run() for run in runs]
 
@@ -74,12 +81,14 @@ def timed_by_name(monkeypatch, tmp_path):
     def entrant(name):
         if name == "aten":
             return Contender(Alternative(Backend.ATEN, name), None, None)
+        if name.startswith("triton"):  # with a region fused: "triton_1" and "triton_1_more" are the same template
+            return Contender(Alternative(Backend.TRITON, name), None, name[:8], waits=True)
         events.append(f"{name} is compiled")
         call = types.SimpleNamespace(arguments=list)
         return Contender(Alternative(Backend.NVGEMM, name), None, None, call, compiled=name)
 
-    def timed(**given):
-        outcomes.update(given)
+    def timed(alone=(), **given):
+        outcomes.update(given, **{f"{template} alone": outcome for template, outcome in dict(alone).items()})
         workload = Workload()
         found = measurement.timed(workload, torch.device("cuda", 0), map(entrant, given))
         assert workload.is_released
@@ -116,6 +125,50 @@ def test_only_who_may_be_the_fastest_is_timed_in_further_places(timed_by_name):
     assert timed_by_name.windows == [everyone, ["near", "late", "fast"], finalists, finalists]  # in 160 ms of 150
     us = {entrant.alternative.candidate: entrant.alternative.timing for entrant in entrants}
     assert us["slow"].us / us["fast"].us == pytest.approx(1.2) and us["near"].us / us["fast"].us == pytest.approx(1.04)
+
+
+def test_a_template_with_a_region_is_compiled_where_it_may_be_the_fastest(timed_by_name):
+    found = timed_by_name(
+        alone={"triton_1": Timing(4.9), "triton_2": Timing(5.1)},
+        triton_1=Timing(5.2),
+        aten=Timing(6.0),
+        triton_2=Timing(1.0),  # nobody will know
+        triton_1_more=Timing(4.96),
+        fast=Timing(5.0),
+    )
+    admitted, everyone = ["fast", "triton_1", "triton_1_more"], ["aten", "fast"]
+    assert timed_by_name.windows[:4] == [everyone, ["fast", "triton_1 alone", "triton_2 alone"], admitted, admitted]
+    assert timed_by_name.events[-2:] == [f"{name} is compiled" for name in admitted[1:]]
+    assert "triton_2 is compiled" not in timed_by_name.events
+    first, aten, second, more, fast = (entrant.alternative for entrant in found)
+    assert second.timing is None and (second.status, second.refusal.reason) == (Status.PRUNED, Reason.SLOWER)
+    assert "1.020" in second.refusal.detail and aten.timing.us / fast.timing.us == pytest.approx(1.2)
+    assert [of.timing.us / fast.timing.us for of in (first, more)] == pytest.approx([1.04, 0.992])
+
+
+def test_what_joins_late_is_timed_as_often_as_is_least(timed_by_name):
+    timed_by_name(alone={"triton_1": Timing(4.9)}, triton_1=Timing(5.2), fast=Timing(5.0))
+    assert sum("triton_1" in window for window in timed_by_name.windows) == 2  # in 160 ms of 150, with the one alone
+
+
+@pytest.mark.parametrize(
+    "alone, others",
+    [
+        (Refusal(Reason.RUN_ERROR), {"fast": Timing(5.0)}),
+        (Timing(9.0), {"fast": Refusal(Reason.RUN_ERROR)}),
+    ],
+    ids=["its GEMM does not run alone", "nobody has a time"],
+)
+def test_a_template_is_pruned_by_times_alone(timed_by_name, alone, others):
+    (triton, _) = timed_by_name(alone={"triton_1": alone}, triton_1=Timing(5.2), **others)
+    assert triton.alternative.status is Status.MEASURED
+
+
+def test_a_template_that_does_not_compile_says_so(timed_by_name, caplog):
+    broken = Refusal(Reason.RUN_ERROR, "RuntimeError: out of registers")
+    (triton, fast) = timed_by_name(alone={"triton_1": Timing(4.9)}, triton_1=broken, fast=Timing(5.0))
+    assert (triton.alternative.status, triton.alternative.refusal) == (Status.FAILED, broken)
+    assert fast.alternative.timing is not None and "triton_1 of Inductor's cannot be timed" in caplog.text
 
 
 def test_a_contest_with_nobody_near_the_fastest_is_over(timed_by_name):

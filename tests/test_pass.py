@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -302,6 +303,42 @@ def test_inductor_generates_the_kernels_of_each_alternative(function, h200, deci
     monkeypatch.setattr(fusion_pass, "contenders", contenders)
     torch.compile(function)(X, W, BIAS, TILE)
     assert decisions()[0]["chosen"] is not None and all("triton" in code for code in generated) and generated
+
+
+@pytest.mark.parametrize(
+    ("function", "waits"),
+    [
+        (lambda x, w, r: F.relu(F.linear(x, w)) * r, True),
+        (lambda x, w, r: (F.linear(x, w) * r).to(torch.float8_e4m3fn), False),
+        (lambda x, w, r: ((y := F.linear(x, w)), (y * r).to(torch.float8_e4m3fn)), True),
+    ],
+    ids=["as much", "less", "product, too"],
+)
+def test_templates_wait_with_a_region_that_writes_no_less(function, waits, h200, decisions, monkeypatch):
+    from nvgemm_fusion.scheduler_hooks import alternatives, fusion_pass
+
+    entrants = []
+    contenders = alternatives.contenders
+    monkeypatch.setattr(fusion_pass, "contenders", lambda contest: entrants.extend(contenders(contest)) or entrants)
+    torch.compile(function)(X, W, TILE)
+    fused = [of for of in entrants if of.alternative.backend.value == "TRITON" and of.region is not None]
+    assert fused and {of.waits for of in fused} == {waits}
+    assert not [of for of in entrants if of not in fused and of.waits]
+
+
+def test_inductor_compiles_only_the_kernels_that_do_not_wait(monkeypatch):
+    from nvgemm_fusion.scheduler_hooks import alternatives
+
+    prepared = []
+    alone, fused = types.SimpleNamespace(waits=False), types.SimpleNamespace(waits=True)
+    monkeypatch.setattr(alternatives, "current_virtual_device", lambda: None)
+    monkeypatch.setattr(alternatives, "_timed_stock", lambda contest: [alone, fused])
+    monkeypatch.setattr(alternatives, "Workload", lambda contest: types.SimpleNamespace(prepare=prepared.extend))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    contest = types.SimpleNamespace(node=types.SimpleNamespace(get_device=lambda: None), programs={None: "GEMM"})
+    alternatives.compile_stock_ahead(contest)
+    assert prepared == [alone]
+    assert alternatives._prepared_stock(contest)[0] == [alone, fused]
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["gemm", "reader"])
