@@ -151,17 +151,12 @@ def measure(task: Task) -> dict[str, Any]:
 
 def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
     """The row with what was decided, and with the ratios that follow. A choice also says how long it took when the
-    contest was held again, how long the others did, and who was the fastest then.
-
-    Where a choice was not timed again (a Triton template goes by another number), the fastest of its backend counts.
-    """
+    contest was held again, how long the others did, and who was the fastest then."""
     us, found = row["us"], []
     for choice, times in zip(choices, row["again"]):
-        key = choice["backend"], choice["candidate"], choice["fused"]
-        alike = [t for (backend, _, fused), t in times.items() if (backend, fused) == (key[0], key[2])]
         fastest = min(times, key=times.get)
-        us_again = times.get(key, min(alike, default=times[fastest]))
-        again = {"us_again": us_again, "fastest_again": " ".join(fastest[:2]), "us_fastest_again": times[fastest]}
+        again = {"us_again": _us_again(choice, times), "us_fastest_again": times[fastest]}
+        again["fastest_again"] = " ".join(fastest[:2])
         found.append({**choice, **again, "alternatives_again": {_name(*key): us for key, us in times.items()}})
     chosen, best = (sum(choice[name] for choice in found) for name in ("us_again", "us_fastest_again"))
     peers = {name: value for name, value in us.items() if name != OURS}
@@ -174,6 +169,20 @@ def with_regret(row: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str,
         "speedup_best_peer": round(us[best_peer] / us[OURS], 4),
         "speedup_stock": round(us["ATEN,TRITON"] / us[OURS], 4),
     }
+
+
+def _us_again(choice: dict[str, Any], times: dict[tuple[str, str, int], float]) -> float:
+    """How long a choice took when the contest was held again. Where it was not timed then: a Triton template goes by
+    another number, and the fastest of its kind counts; one that was pruned takes what it took, at the pace of the rest;
+    and where Inductor was left to choose, that is the fastest."""
+    key = choice["backend"], choice["candidate"], choice["fused"]
+    alike = [us for (backend, _, fused), us in times.items() if (backend, fused) == (key[0], key[2])]
+    if alike:
+        return times.get(key, min(alike))
+    if choice["us"] is None:
+        return min(times.values())
+    before = {name: us for name, (us, _) in choice["alternatives"].items()}
+    return choice["us"] * _mean([us / before[_name(*key)] for key, us in times.items() if _name(*key) in before])
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -73,6 +73,12 @@ def test_regret_is_against_alternatives_and_peers():
     template = {"backend": "TRITON", "candidate": "triton_mm_3", "fused": 1, "epilogue": False}
     again = {("TRITON", "triton_mm_7", 1): 10.0, ("TRITON", "triton_mm_8", 1): 11.0, ("TRITON", "triton_mm_7", 0): 8.0}
     assert suite.with_regret(row(us, [again]), [template])["regret"] == 1.25
+    # Pruned when the contest was held again: it takes what it took, where all others take a tenth longer.
+    pruned = {**template, "us": 9.9, "alternatives": {"TRITON triton_mm_3 + 1": [9.9, 0.1], "ATEN mm": [10.0, 0.1]}}
+    (choice,) = suite.with_regret(row(us, [{("ATEN", "mm", 0): 11.0, ("NVGEMM", "x", 0): 9.0}]), [pruned])["choice"]
+    assert choice["us_again"] == pytest.approx(1.1 * 9.9) and choice["us_fastest_again"] == 9.0
+    left_alone = {"backend": "", "candidate": "", "us": None, "fused": 0, "epilogue": False, "alternatives": {}}
+    assert suite.with_regret(row(us, [{("ATEN", "mm", 0): 11.0}]), [left_alone])["choice"][0]["us_again"] == 11.0
     assert suite.with_regret(row(us, []), [])["regret"] == 1.0
     both = suite.summary([found, peer_wins])
     assert both["rows"] == both["rows_fused"] == 2 and both["worst_regret"] == peer_wins["regret"]
