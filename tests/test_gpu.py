@@ -46,6 +46,16 @@ def fused_by_force(function, inputs, config, decisions):
         assert relative_error(ours, right) <= 1.1 * relative_error(stock, right) + 1e-12
 
 
+def not_measured(record):
+    """The alternatives without a time, but for templates with something fused that are slower with nothing fused."""
+    return [
+        (a["backend"], a["status"], a["detail"])
+        for a in record["alternatives"]
+        if a["status"] != "measured"
+        and not (a["status"] == "pruned" and a["backend"] == "TRITON" and a["fused"] and a["reason"] == "slower")
+    ]
+
+
 SIZES = [(512, 1024, 512), (16, 2048, 1024), (1000, 1000, 1000), (17, 264, 72), (1, 512, 256)]
 """(M, N, K): tiles that fit, decode, no multiple of any tile, odd M, a single row."""
 
@@ -280,8 +290,7 @@ def test_a_second_gpu(inductor_config, decisions):
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(function)(*inputs)
-    alternatives = decisions()[-1]["alternatives"]
-    assert all(a["status"] == "measured" for a in alternatives), [(a["candidate"], a["detail"]) for a in alternatives]
+    assert not not_measured(decisions()[-1])
 
 
 SCRIPT = """
@@ -320,8 +329,7 @@ def test_without_force_the_fastest_is_chosen(inductor_config, decisions):
         torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"))(x, w, b)
     (record,) = decisions()
     times = [a["us"] for a in record["alternatives"] if a["us"] is not None]
-    assert all(a["status"] in ("measured", "failed") for a in record["alternatives"])
-    assert all(a["status"] == "measured" for a in record["alternatives"] if a["backend"] != "NVGEMM")
+    assert {(backend, status) for backend, status, _ in not_measured(record)} <= {("NVGEMM", "failed")}
     assert {a["backend"] for a in record["alternatives"]} == {"ATEN", "TRITON", "NVGEMM"}
     chosen = record["alternatives"][record["chosen"]]
     assert chosen["us"] <= min(times) + max(a["spread"] or 0 for a in record["alternatives"])
