@@ -1,8 +1,8 @@
 """Launchers: a compiled kernel bound to a function of tensors, ready to be called from generated code.
 
-Generated code calls `load_kernel` once, when it is loaded, and the launcher it returns with each run. All checking
-happens before: a launcher packs its arguments and calls the compiled function, which reads sizes and addresses
-from the tensors, checks them against what it was compiled for, and launches on the current stream.
+Generated code calls `load_kernel` once, when it is loaded, and the launcher it returns with each run. Meanwhile the
+kernel is loaded, and all checking is done: a launcher packs its arguments and calls the compiled function, which reads
+sizes and addresses from the tensors, checks them against what it was compiled for, and launches on the current stream.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -36,18 +37,38 @@ Crossing = Callable[[Sequence[torch.Tensor]], Sequence[Any]]
 _SWIZZLE = 8
 """The width, in tiles, of the band in which QuACK's scheduler walks over the product (its own default)."""
 
+_loader = ThreadPoolExecutor(1, thread_name_prefix="nvgemm-load")
+"""Loads kernels while generated code goes on. TVM-FFI's imports and the kernel take 35 ms on an H200's host, and the
+first product of cuBLAS's, with which a graph may begin, takes 0.2 s without Python."""
+
 
 @lru_cache(maxsize=None)
 def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
-    """The launcher of the kernel that `spec_json` (a KernelSpec as JSON) describes, on the current device.
+    """The launcher of the kernel that `spec_json` (a KernelSpec as JSON) describes, on the current device. It is there
+    at once, and its first call waits for the kernel.
 
-    Found in the store, or compiled now. Where neither works, where the kernel does not load, and where it was found to
-    be wrong, torch computes what it would have: a model goes on, slower and with a warning. verify: "first" and
-    "always" compare the first result of the kernel, or each, with the reference.
+    That is found in the store, or compiled now. Where neither works, where the kernel does not load, and where it was
+    found to be wrong, torch computes what it would have: a model goes on, slower and with a warning. verify: "first"
+    and "always" compare the first result of the kernel, or each, with the reference.
     """
-    spec = KernelSpec.from_json(json.loads(spec_json))
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+    loading = _loader.submit(_loaded, KernelSpec.from_json(json.loads(spec_json)), verify, device)
+    launcher: Launcher | None = None
+
+    def launch(*tensors: torch.Tensor) -> None:
+        nonlocal launcher
+        if launcher is None:  # asking a future takes a lock
+            launcher = loading.result()
+        return launcher(*tensors)
+
+    return launch
+
+
+def _loaded(spec: KernelSpec, verify: str, device: int) -> Launcher:
+    """device: the number of a CUDA device, negative for none."""
     compiler = shared_compiler()
-    launch = _load(spec, compiler)
+    with torch.cuda.device(device):
+        launch = _load(spec, compiler)
     if isinstance(launch, Refusal):
         logger.warning("torch computes, slower, what %s would: %s", spec.candidate, launch)
         return lambda *tensors: compute(spec.program, tensors)

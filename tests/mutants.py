@@ -310,6 +310,13 @@ MUTANTS = (
         "tests/test_pass.py",
     ),
     Mutant(
+        "a kernel is loaded on its thread's device, and not on its caller's",
+        "lowering/launcher.py",
+        "with torch.cuda.device(device):",
+        "with torch.cuda.device(-1):",
+        "tests/test_store.py",
+    ),
+    Mutant(
         "a kernel that was found wrong is used again",
         "lowering/store.py",
         '            if "banned" in content:',

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
 import multiprocessing
 import os
 import random
+import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -331,6 +333,28 @@ def test_the_real_loader_says_that_a_kernel_is_gone(load, caplog):
         return real(compiled)
 
     assert computes(load(bind)) and load.compiled == 2 and "torch computes" in caplog.text
+
+
+def test_generated_code_goes_on_while_its_kernel_is_loaded(load, monkeypatch):
+    """On the device that was current when the code was loaded, whatever becomes current since."""
+    devices, current, may_load = [], [3], threading.Event()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", lambda device: devices.append(device) or contextlib.nullcontext())
+
+    def bind(compiled):
+        assert may_load.wait(60)
+        return lambda: threading.current_thread()
+
+    launch = load(bind)  # which would wait for ever
+    current[0] = 5
+    with ThreadPoolExecutor(2) as callers:
+        early = [callers.submit(launch) for _ in range(2)]
+        assert not wait(early, timeout=0.2).done
+        may_load.set()
+        assert all(future.result() is not threading.current_thread() for future in early)
+    assert launch() is threading.current_thread()  # only the loading is another thread's
+    assert devices == [3] and load.compiled == 1
 
 
 def test_who_asks_again_gets_a_new_answer(store, monkeypatch):
