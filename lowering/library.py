@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 
 EXPORTED_NAME = "func"
 """Of the function that a kernel's object file exports for TVM-FFI."""
@@ -37,18 +38,19 @@ def link(object_file: str, library: str, needed: Iterable[str]) -> None:
 
 def load(library: Path) -> Callable[..., None]:
     """The function of a linked kernel, which keeps the library in memory. Raises what the dynamic linker says."""
-    _load_runtime()
-    import tvm_ffi
-
     # Gone with its function: of a contest, one kernel stays.
-    return tvm_ffi.load_module(library, keep_module_alive=False).get_function(EXPORTED_NAME)
+    return loader().load_module(library, keep_module_alive=False).get_function(EXPORTED_NAME)
 
 
 @functools.lru_cache(maxsize=None)
-def _load_runtime() -> ctypes.CDLL:
-    """The library behind all kernels. It has to be there before one of them asks for it by its name."""
+def loader() -> ModuleType:
+    """TVM-FFI, and with it the library behind all kernels, which has to be there before one of them asks for it by its
+    name. Raises OSError and ImportError where one is missing."""
     package = importlib.util.find_spec("nvidia_cutlass_dsl")
     if package is None:
         raise OSError("nvidia-cutlass-dsl is not installed")
     (folder,) = package.submodule_search_locations
-    return ctypes.CDLL(os.path.join(folder, "cu13", "lib", "libcute_dsl_runtime.so"))
+    ctypes.CDLL(os.path.join(folder, "cu13", "lib", "libcute_dsl_runtime.so"))
+    import tvm_ffi
+
+    return tvm_ffi

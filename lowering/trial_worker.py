@@ -18,11 +18,13 @@ from pathlib import Path
 import torch
 from torch._prims_common import compute_required_storage_length
 
-from ..fusion.program import OperandKind
+from ..fusion.program import ACCUMULATOR, OperandKind, ProgramBuilder, Store
 from ..fusion.reasons import Reason, described
 from .compiler import CompiledKernel
 from .kernel import KernelSpec
 from .launcher import bind
+from .library import loader
+from .residency import resident_clusters
 from .verification import mismatch
 from .worker import Message, serve
 
@@ -66,18 +68,22 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # a launcher launches there
     ready = _used(device)
-    with contextlib.suppress(RuntimeError):  # where this fails, a trial says why
+    with contextlib.suppress(Exception):  # where this fails, a trial says why
         _warm_up(device)
     serve(lambda request: answer(request, device) if request else ready)
 
 
 def _warm_up(device: torch.device) -> None:
-    """What makes a first trial ten times as long as the others: cuBLAS, and the driver's loading of each operation."""
-    tensors = [GuardedTensor((8, 8), (8, 1), 0, torch.bfloat16, device) for _ in range(2)]
-    torch.mm(*(of.tensor.double() for of in tensors))
-    _wait(device)
-    for of in tensors:
+    """What makes a first trial as long as forty others: the imports of what loads a kernel, cuBLAS, and what the driver
+    compiles and loads with the first use of each operation."""
+    guarded = [GuardedTensor((64, 64), (64, 1), 0, torch.bfloat16, device) for _ in range(3)]
+    product, _ = ProgramBuilder().build([Store(ACCUMULATOR, torch.bfloat16)])
+    mismatch(product, [of.tensor for of in guarded])
+    for of in guarded:
         of.is_intact()
+    if device.type == "cuda":
+        resident_clusters(1, torch.cuda.current_device())
+    loader()
 
 
 def answer(request: Message, device: torch.device) -> Message:

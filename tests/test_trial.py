@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from nvgemm_fusion.fusion.program import ACCUMULATOR, Major, Operand, OperandKind, ProgramBuilder, Store
 from nvgemm_fusion.fusion.reasons import Reason, Refusal
-from nvgemm_fusion.lowering import cublaslt, trial, trial_worker
+from nvgemm_fusion.lowering import cublaslt, library, trial, trial_worker
 from nvgemm_fusion.lowering.compiler import CompiledKernel
 from nvgemm_fusion.lowering.kernel import KernelSpec
 from nvgemm_fusion.lowering.store import KernelStore
@@ -138,6 +138,14 @@ def test_a_guarded_tensor_tells_what_is_written_beside_it(dtype):
         raw = guarded.tensor.view(torch.uint8) if dtype.itemsize == 1 else guarded.tensor
         raw.as_strided((1,), (1,), first + place).zero_()
         assert guarded.is_intact() == is_intact
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)], ids=str)
+def test_what_a_first_trial_would_wait_for_is_there_before(device):
+    """The process itself goes on whatever happens in there, so nobody else would notice."""
+    library.loader.cache_clear()
+    trial_worker._warm_up(device)
+    assert library.loader.cache_info().currsize == 1
 
 
 # On a GPU
