@@ -1,8 +1,8 @@
 """Launchers: a compiled kernel bound to a function of tensors, ready to be called from generated code.
 
-Generated code calls `load_kernel` once, when it is loaded, and the launcher it returns with each run. Meanwhile the
-kernel is loaded, and all checking is done: a launcher packs its arguments and calls the compiled function, which reads
-sizes and addresses from the tensors, checks them against what it was compiled for, and launches on the current stream.
+Generated code calls `load_kernel` once, when it is loaded, and the launcher it returns with each run. All checking
+happens before the first: a launcher packs its arguments and calls the compiled function, which reads sizes and
+addresses from the tensors, checks them against what it was compiled for, and launches on the current stream.
 """
 
 from __future__ import annotations
