@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -53,15 +53,8 @@ def load_kernel(spec_json: str, verify: str = "off") -> Launcher:
     """
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     loading = _loader.submit(_loaded, KernelSpec.from_json(json.loads(spec_json)), verify, device)
-    launcher: Launcher | None = None
-
-    def launch(*tensors: torch.Tensor) -> None:
-        nonlocal launcher
-        if launcher is None:  # asking a future takes a lock
-            launcher = loading.result()
-        return launcher(*tensors)
-
-    return launch
+    launcher = cache(loading.result)  # which takes a lock each time
+    return lambda *tensors: launcher()(*tensors)
 
 
 def _loaded(spec: KernelSpec, verify: str, device: int) -> Launcher:
