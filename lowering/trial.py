@@ -25,7 +25,7 @@ from .worker import Message, Worker, start
 logger = logging.getLogger("nvgemm_fusion")
 
 START_LIMIT_S = 120.0
-"""Starting takes 5 to 10 seconds, most of them the import of what loads a kernel."""
+"""Starting takes 2 to 4 seconds, most of them the import of torch and the making of a CUDA context."""
 TIME_LIMIT_S = 20.0
 """A trial takes less than a tenth of a second; one on tensors that fill the GPU, a few seconds."""
 IDLE_S, UNUSED_S = 15.0, 180.0
